@@ -1,0 +1,47 @@
+//! From the registry to what is delivered: row encoders and the schema manifest. Used by the materializer, which
+//! captures rows, and by pullers, which check what they serve.
+
+use crate::canonical::{EncodedField, EncoderError, RowEncoder};
+use crate::manifest::{Manifest, ManifestError};
+use crate::portable::FieldType;
+use crate::registry::{Registry, Table};
+
+/// The encoder of each table, in the registry's order. A capture-only table has one too, for its keys.
+///
+/// # Errors
+/// Fields do not describe a table; the registry's checks exclude it.
+pub fn encoders(registry: &Registry) -> Result<Vec<RowEncoder>, EncoderError> {
+    registry.tables.iter().map(encoder).collect()
+}
+
+fn encoder(table: &Table) -> Result<RowEncoder, EncoderError> {
+    let fields = table
+        .columns
+        .iter()
+        .enumerate()
+        .filter(|(index, column)| column.delivered || *index == table.key)
+        .map(|(index, column)| EncodedField {
+            field_id: column.field_id.clone(),
+            field_type: FieldType {
+                kind: column.portable,
+                nullable: column.nullable,
+                precision: column.precision,
+                scale: column.scale,
+            },
+            column: index,
+        })
+        .collect();
+    RowEncoder::new(&table.id, &table.key_column().field_id, fields)
+}
+
+/// The manifest of a registry: `newest`, the newest published one, when nothing differs, else its successor.
+///
+/// # Errors
+/// The tables are not a manifest; the registry's checks exclude it.
+pub fn manifest(registry: &Registry, newest: Option<&Manifest>) -> Result<Manifest, ManifestError> {
+    let tables = registry.manifest_tables();
+    match newest {
+        None => Manifest::initial(tables),
+        Some(newest) => Ok(newest.successor(tables)?.unwrap_or_else(|| newest.clone())),
+    }
+}
