@@ -5,3 +5,4 @@
 
 pub mod lsn;
 pub mod position;
+pub mod portable;
