@@ -6,3 +6,7 @@
 pub mod lsn;
 pub mod position;
 pub mod portable;
+pub mod registry;
+pub mod rule;
+pub mod store;
+pub mod template;

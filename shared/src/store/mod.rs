@@ -1,0 +1,3 @@
+//! The only home of SQL.
+
+pub mod catalog;
