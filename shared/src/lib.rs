@@ -5,3 +5,8 @@
 
 pub mod lsn;
 pub mod position;
+pub mod portable;
+pub mod registry;
+pub mod rule;
+pub mod store;
+pub mod template;

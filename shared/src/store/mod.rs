@@ -3,6 +3,7 @@
 //! Functions take a connection or transaction, do what their name says, and return typed values. They hold no policy:
 //! what to do with an error is decided by [`error::StoreError::fate`] and by the caller.
 
+pub mod catalog;
 pub mod client;
 pub mod configuration;
 pub mod digest;
