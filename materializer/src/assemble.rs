@@ -42,7 +42,8 @@ pub struct RowState {
 }
 
 impl RowState {
-    fn new(position: Position, row: Option<Row>) -> Self {
+    /// A state whose unchanged values, if it has any, stand under its own key.
+    pub fn new(position: Position, row: Option<Row>) -> Self {
         Self { position, row, unchanged_from: None }
     }
 
@@ -114,6 +115,13 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// A batch of rows of one relation of `tables`, outside of any transaction: for a baseline.
+    pub fn of_rows(tables: usize, table: usize, rows: Vec<PendingRow>) -> Self {
+        let mut batch = empty(tables);
+        batch.tables[table].rows = rows;
+        batch
+    }
+
     /// Whether it changes durable state other than the boundary.
     pub fn has_content(&self) -> bool {
         self.rows > 0 || !self.truncates.is_empty() || !self.epochs.is_empty()

@@ -22,7 +22,7 @@ use tributary_shared::store::session::{self, Pool};
 use tributary_shared::store::{configuration, leader, progress, projection, source, write};
 use uuid::Uuid;
 
-use crate::assemble::{Batch, Limits, PendingRow, RowState, TableBatch};
+use crate::assemble::{Batch, Limits, PendingRow, RowState};
 use crate::materialize::Writer;
 use crate::pgoutput::Datum;
 use crate::replication;
@@ -238,9 +238,7 @@ async fn flush(
     if count == 0 {
         return Ok(0);
     }
-    let mut tables: Vec<TableBatch> = baseline.registry.tables.iter().map(|_| TableBatch::default()).collect();
-    tables[index].rows = rows;
-    let batch = Batch { tables, ..Batch::default() };
+    let batch = Batch::of_rows(baseline.registry.tables.len(), index, rows);
     let transaction = db.transaction().await?;
     writer.write(&transaction, &batch).await?;
     leader::hold(&transaction, baseline.epoch).await?;

@@ -192,7 +192,7 @@ impl Decoder {
             let Some(index) = columns.iter().position(|c| c.name == column.name) else {
                 return Err(drift(format!("column {} was dropped or renamed", column.name)));
             };
-            if columns[index].type_oid != column.type_oid {
+            if columns[index].type_oid != column.type_info.oid {
                 return Err(drift(format!("column {} has another type", column.name)));
             }
             indices.push(index);

@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use tokio_postgres::Client;
 use tributary_shared::registry::config::SyncConfig;
-use tributary_shared::registry::{Registry, RelationName};
+use tributary_shared::registry::Registry;
 use tributary_shared::store::session::Address;
 use tributary_shared::store::{catalog, source};
 
@@ -77,7 +77,7 @@ pub struct Problems(pub Vec<String>);
 /// # Errors
 /// [`Problems`] with every problem that was found.
 pub async fn registry(
-    db: &Client,
+    db: &mut Client,
     path: &std::path::Path,
     previous: Option<&Registry>,
 ) -> anyhow::Result<(Registry, Vec<String>)> {
@@ -87,12 +87,11 @@ pub async fn registry(
         Problems(problems.iter().map(|p| format!("{name}: {p}")).collect())
     };
     let config = SyncConfig::parse(&text).map_err(lines)?;
-    let relations: Vec<RelationName> = config.relations().cloned().collect();
-    let known = catalog::load(db, &relations).await?;
+    let known = catalog::load(db, &config.relations()).await?;
     let (registry, warnings) = Registry::resolve(&config, &known, previous).map_err(lines)?;
-    let problems = catalog::check_expressions(db, &registry).await?;
+    let (problems, more) = catalog::check_expressions(db, &config, &registry).await?;
     if !problems.is_empty() {
         return Err(lines(problems).into());
     }
-    Ok((registry, warnings.iter().map(|w| format!("{name}: {w}")).collect()))
+    Ok((registry, warnings.iter().chain(&more).map(|w| format!("{name}: {w}")).collect()))
 }

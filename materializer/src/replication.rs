@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pgwire_replication::{PgWireError, ReplicationClient, ReplicationConfig};
 use tributary_shared::lsn::Lsn;
-use tributary_shared::store::session::{Address, quote_ident, startup_options};
+use tributary_shared::registry::name::quote_identifier;
+use tributary_shared::store::session::{Address, startup_options};
 
 /// Events between the library's socket task and us. Bounds memory together with the size of a row: the library reads
 /// no further while the buffer is full.
@@ -20,7 +21,7 @@ pub async fn connect(
 ) -> Result<ReplicationClient, PgWireError> {
     let host = source.host();
     // The library folds names as unquoted identifiers.
-    let publication = quote_ident(publication);
+    let publication = quote_identifier(publication);
     let config = if host.starts_with('/') {
         ReplicationConfig::unix(
             host,
@@ -58,7 +59,7 @@ pub struct NewSlot {
 /// Creates the slot and exports its snapshot.
 pub async fn create_slot(source: &Address, slot: &str, publication: &str) -> Result<NewSlot, PgWireError> {
     let mut session = connect(source, slot, publication, Lsn::ZERO, "tributary-materializer").await?;
-    let sql = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'export')", quote_ident(slot));
+    let sql = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'export')", quote_identifier(slot));
     let rows = session.simple_query(&sql).await?;
     let text = |index: usize| {
         rows.first()

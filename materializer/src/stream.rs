@@ -5,7 +5,7 @@
 //! has its own when it is not.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::AtomicI64;
 use std::time::{Duration, Instant, SystemTime};
 
 use pgwire_replication::{PgWireError, ReplicationClient, ReplicationEvent};

@@ -25,8 +25,8 @@ fn encoder(table: &Table) -> Result<RowEncoder, EncoderError> {
             field_type: FieldType {
                 kind: column.portable,
                 nullable: column.nullable,
-                precision: column.precision,
-                scale: column.scale,
+                precision: column.decimal_bounds().0,
+                scale: column.decimal_bounds().1,
             },
             column: index,
         })

@@ -18,7 +18,6 @@ use sha2::{Digest, Sha256};
 
 pub use self::catalog::{Catalog, ColumnType};
 pub use self::config::SyncConfig;
-pub use self::delivery::{Composition, ManifestField, ManifestLifecycle, ManifestTable};
 use self::name::MAX_IDENTIFIER_OCTETS;
 pub use self::name::{NameError, RelationName};
 pub use self::yaml::Located;
@@ -149,6 +148,16 @@ impl Registry {
     /// The rules that deliver rows of a table.
     pub fn rules_of(&self, table_no: i16) -> impl Iterator<Item = &Rule> {
         self.rules.iter().filter(move |rule| rule.table_no == table_no)
+    }
+}
+
+impl Column {
+    /// Precision and scale as clients see them, both natural: `numeric(3, -2)` holds integers of up to five digits.
+    pub fn decimal_bounds(&self) -> (Option<u32>, Option<u32>) {
+        match (self.precision, self.scale) {
+            (Some(precision), Some(scale)) if scale < 0 => (Some(precision + scale.unsigned_abs()), Some(0)),
+            (precision, scale) => (precision, scale.and_then(|scale| u32::try_from(scale).ok())),
+        }
     }
 }
 

@@ -74,9 +74,9 @@ pub async fn manifest(db: &impl GenericClient, version: i64, hash: &[u8]) -> Res
 /// Publishes a manifest (unless it is the one that is published already) and stores a configuration with it;
 /// returns the configuration's number.
 pub async fn store(db: &impl GenericClient, registry: &Registry, manifest: &Manifest) -> Result<i64> {
-    let hash = manifest.schema_hash_octets();
-    let document = manifest.document();
-    let version = manifest.schema_version as i64;
+    let hash = *manifest.hash().octets();
+    let document = manifest.to_json();
+    let version = manifest.version() as i64;
     statement::execute(db,
         "-- configuration::store_manifest
         insert into tributary.manifest (schema_version, schema_hash, document)

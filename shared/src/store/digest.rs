@@ -18,11 +18,11 @@ pub async fn row_counts(db: &impl GenericClient, scope_no: i32) -> Result<Vec<(i
 }
 
 /// Keys and digests of a scope's rows of one relation, by unsigned key octets; streamed.
-pub async fn rows(
-    db: &impl GenericClient,
+pub async fn rows<C: GenericClient>(
+    db: &C,
     scope_no: i32,
     table: &Table,
-) -> Result<impl Stream<Item = Result<(Vec<u8>, [u8; 32])>> + use<>> {
+) -> Result<impl Stream<Item = Result<(Vec<u8>, [u8; 32])>> + use<C>> {
     let sql = format!(
         "-- digest::rows
         select p.tributary_key, p.tributary_digest

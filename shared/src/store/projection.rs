@@ -8,12 +8,12 @@
 use deadpool_postgres::GenericClient;
 
 use super::error::Result;
-use super::session::quote_ident;
 use crate::registry::Table;
+use crate::registry::name::quote_identifier;
 
 /// The projection's qualified, quoted name.
 pub fn name(table: &Table) -> String {
-    format!("tributary_data.{}", quote_ident(&table.projection_name()))
+    table.projection_name().quoted()
 }
 
 /// Makes the projection of a relation, unless it exists.
@@ -31,9 +31,9 @@ pub async fn create(db: &impl GenericClient, table: &Table) -> Result<()> {
     );
     for column in table.columns.iter().filter(|c| c.stored) {
         sql.push_str(",\n            ");
-        sql.push_str(&quote_ident(&column.name));
+        sql.push_str(&quote_identifier(&column.name));
         sql.push(' ');
-        sql.push_str(&column.sql_type);
+        sql.push_str(&column.type_info.sql);
     }
     sql.push_str("\n        )");
     db.batch_execute(&sql).await?;

@@ -171,11 +171,6 @@ pub async fn acquire(pool: &Pool) -> Result<deadpool_postgres::Object> {
     })
 }
 
-/// A double-quoted SQL identifier.
-pub fn quote_ident(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
-
 /// A single-quoted SQL literal, for the few commands that take no parameters.
 pub fn quote_literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
@@ -195,8 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_are_quoted() {
-        assert_eq!(quote_ident("a\"b"), "\"a\"\"b\"");
+    fn literals_are_quoted() {
         assert_eq!(quote_literal("it's"), "'it''s'");
     }
 }

@@ -7,10 +7,11 @@ use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use super::error::{Result, StoreError};
-use super::session::{quote_ident, quote_literal};
+use super::session::quote_literal;
 use super::statement;
 use crate::lsn::Lsn;
 use crate::registry::Table;
+use crate::registry::name::quote_identifier;
 
 /// Facts about the source server that decide whether replication can start.
 #[derive(Debug, Clone)]
@@ -72,14 +73,14 @@ pub async fn server(db: &Client) -> Result<Server> {
 pub async fn ensure_publication(db: &Client, name: &str, tables: &[Table]) -> Result<bool> {
     let list = tables
         .iter()
-        .map(|t| format!("only {}.{}", quote_ident(&t.relation.schema), quote_ident(&t.relation.name)))
+        .map(|t| format!("only {}", t.relation.quoted()))
         .collect::<Vec<_>>()
         .join(", ");
     let exists = db
         .query_opt("-- source::publication\nselect puballtables from pg_publication where pubname = $1", &[&name])
         .await?;
     let options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true";
-    let name = quote_ident(name);
+    let name = quote_identifier(name);
     let sql = match &exists {
         None => format!("create publication {name} for table {list} with ({options})"),
         Some(row) if row.try_get(0)? => {
@@ -95,7 +96,7 @@ pub async fn ensure_publication(db: &Client, name: &str, tables: &[Table]) -> Re
 
 /// Drops a publication that this process has just made.
 pub async fn drop_publication(db: &Client, name: &str) -> Result<()> {
-    db.batch_execute(&format!("drop publication if exists {}", quote_ident(name))).await?;
+    db.batch_execute(&format!("drop publication if exists {}", quote_identifier(name))).await?;
     Ok(())
 }
 
@@ -176,9 +177,9 @@ pub async fn import_snapshot(db: &Client, snapshot: &str) -> Result<SystemTime> 
 /// ONLY for an ordinary table: an inheritance child is a relation of its own in the publication too. A partitioned
 /// table is read with its partitions, which stream under the root's name.
 pub fn baseline_query(table: &Table, partitioned: bool) -> String {
-    let columns = table.columns.iter().map(|c| quote_ident(&c.name)).collect::<Vec<_>>().join(", ");
+    let columns = table.columns.iter().map(|c| quote_identifier(&c.name)).collect::<Vec<_>>().join(", ");
     let only = if partitioned { "" } else { "only " };
-    format!("select {columns} from {only}{}.{}", quote_ident(&table.relation.schema), quote_ident(&table.relation.name))
+    format!("select {columns} from {only}{}", table.relation.quoted())
 }
 
 /// Whether a relation is partitioned.
@@ -188,7 +189,7 @@ pub async fn is_partitioned(db: &Client, table: &Table) -> Result<bool> {
             "-- source::is_partitioned
             select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
                 where n.nspname = $1 and c.relname = $2 and c.relkind = 'p')",
-            &[&table.relation.schema, &table.relation.name],
+            &[&table.relation.schema(), &table.relation.name()],
         )
         .await?;
     Ok(row.try_get(0)?)

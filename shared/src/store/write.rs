@@ -8,10 +8,10 @@ use futures_util::SinkExt;
 use tokio_postgres::types::ToSql;
 
 use super::error::{Result, StoreError};
-use super::session::quote_ident;
 use super::{projection, statement};
 use crate::position::{MAX_EFFECTS, Position};
 use crate::registry::Table;
+use crate::registry::name::quote_identifier;
 
 /// Octets of COPY data sent at once.
 const COPY_CHUNK: usize = 128 * 1024;
@@ -75,7 +75,7 @@ pub async fn existing(db: &impl GenericClient, table: &Table, keys: &[&[u8]], wi
     sql.push_str(if wire { "tributary_wire" } else { "null::text" });
     let mut stored = 0;
     for column in table.columns.iter().filter(|c| c.stored) {
-        let _ = write!(sql, ", {}::text", quote_ident(&column.name));
+        let _ = write!(sql, ", {}::text", quote_identifier(&column.name));
         stored += 1;
     }
     let _ = write!(sql, "\nfrom {} where tributary_key = any($1)", projection::name(table));
@@ -111,7 +111,7 @@ pub async fn copy_rows(db: &Transaction<'_>, table: &Table, rows: &[RowWrite<'_>
         projection::name(table)
     );
     for column in table.columns.iter().filter(|c| c.stored) {
-        let _ = write!(sql, ", {}", quote_ident(&column.name));
+        let _ = write!(sql, ", {}", quote_identifier(&column.name));
     }
     sql.push_str(") from stdin");
     let mut copy = CopyText::start(db, &sql).await?;
@@ -154,7 +154,7 @@ pub async fn update_rows(db: &impl GenericClient, table: &Table, rows: &[RowWrit
         projection::name(table)
     );
     for (i, column) in stored.iter().enumerate() {
-        let _ = write!(sql, ", {} = u.c{i}::{}", quote_ident(&column.name), column.sql_type);
+        let _ = write!(sql, ", {} = u.c{i}::{}", quote_identifier(&column.name), column.type_info.sql);
     }
     sql.push_str("\nfrom unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[], $5::bytea[]");
     for i in 0..stored.len() {
