@@ -3,5 +3,9 @@
 //! Everything outside [`store`] is pure: no I/O, no clock, no randomness, never async. Present time, keys and prior
 //! state come in as arguments. [`store`] is the only home of SQL, for both binaries.
 
+pub mod canonical;
+pub mod digest;
 pub mod lsn;
+pub mod manifest;
+pub mod portable;
 pub mod position;
