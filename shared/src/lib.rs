@@ -5,7 +5,6 @@
 
 pub mod canonical;
 pub mod digest;
-pub mod encoding;
 pub mod lsn;
 pub mod manifest;
 pub mod portable;
