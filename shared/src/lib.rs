@@ -5,6 +5,7 @@
 
 pub mod canonical;
 pub mod digest;
+pub mod encoding;
 pub mod lsn;
 pub mod manifest;
 pub mod portable;
