@@ -49,6 +49,7 @@ pub async fn connect(
 /// A slot that was just created, with the snapshot that is exactly aligned with its start.
 pub struct NewSlot {
     /// Holds the exported snapshot open; nothing may be sent on it until the snapshot is imported everywhere.
+    #[expect(dead_code, reason = "kept for its lifetime: the snapshot ends with the session")]
     pub session: ReplicationClient,
     /// Exclusive: what committed before is in the snapshot, what commits from here on will be streamed.
     pub consistent_point: Lsn,

@@ -153,10 +153,15 @@ impl Registry {
 
 impl Column {
     /// Precision and scale as clients see them, both natural: `numeric(3, -2)` holds integers of up to five digits.
+    /// A scale above the precision has no such form, and is not declared.
     pub fn decimal_bounds(&self) -> (Option<u32>, Option<u32>) {
         match (self.precision, self.scale) {
-            (Some(precision), Some(scale)) if scale < 0 => (Some(precision + scale.unsigned_abs()), Some(0)),
-            (precision, scale) => (precision, scale.and_then(|scale| u32::try_from(scale).ok())),
+            (Some(precision), Some(scale)) => match u32::try_from(scale) {
+                Ok(scale) if scale <= precision => (Some(precision), Some(scale)),
+                Ok(_) => (None, None),
+                Err(_) => (Some(precision + scale.unsigned_abs()), Some(0)),
+            },
+            (precision, _) => (precision, None),
         }
     }
 }
