@@ -99,7 +99,38 @@ fn postgres_texts_become_wire_values() {
         let field = FieldType::new(kind, false);
         let value = Value::from_postgres_text(&field, text).unwrap_or_else(|error| panic!("{kind} {text}: {error}"));
         assert_eq!(json(&value), wire, "{kind} {text}");
-        assert_eq!(Value::from_wire(&field, wire), Ok(value), "{kind} {text}");
+        // Octets too: they tell 0 and -0 apart.
+        let from_wire = Value::from_wire(&field, wire).unwrap();
+        assert_eq!((octets(&from_wire), &from_wire), (octets(&value), &value), "{kind} {text}");
+    }
+}
+
+#[test]
+fn octets_that_are_not_canonical_are_refused() {
+    let blob = |tag: u8, content: &[u8]| {
+        let mut out = vec![tag, 1];
+        write_blob(content, &mut out);
+        out
+    };
+    let float = |n: f64| [&[5, 1][..], &n.to_be_bytes()].concat();
+    for (kind, given) in [
+        (PortableType::Float, float(-0.0)),
+        (PortableType::Float, float(f64::NAN)),
+        (PortableType::Float, float(f64::INFINITY)),
+        (PortableType::Boolean, vec![6, 1, 2]),
+        (PortableType::String, blob(1, b"\xFF")),
+        (PortableType::String, [blob(1, b"a"), vec![0]].concat()),
+        (PortableType::String, vec![1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF]),
+        (PortableType::String, vec![1, 2]),
+        (PortableType::String, vec![1, 0, 0]),
+        (PortableType::Decimal, blob(4, b"1.0")),
+        (PortableType::Datetime, blob(7, b"2024-02-29T12:34:56Z")),
+        (PortableType::Date, blob(8, b"2023-02-29")),
+        (PortableType::Time, blob(9, b"24:00:00.000000")),
+        (PortableType::Json, blob(10, b"{ }")),
+        (PortableType::Int, vec![3, 1, 0, 0, 0, 0]),
+    ] {
+        assert_eq!(Value::from_octets(kind, &given), Err(ValueError::NotCanonical(kind)), "{given:?}");
     }
 }
 
