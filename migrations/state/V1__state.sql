@@ -220,7 +220,7 @@ create table tributary.rebuild_session (
     constraint rebuild_session_lasts_a_day check (expires_at = created_at + interval '24 hours')
 );
 create unique index rebuild_session_attempt on tributary.rebuild_session
-    (client_no, client_generation, scope_no, rebuild_id, stream_generation, schema_version, membership_generation, retention_generation, accepted_write_epoch, created_at);
+    (client_no, client_generation, scope_no, rebuild_id, stream_generation, schema_version, membership_generation, retention_generation, accepted_write_epoch);
 create index rebuild_session_snapshot on tributary.rebuild_session (snapshot_no);
 create index rebuild_session_scope on tributary.rebuild_session (scope_no);
 create index rebuild_session_expiry on tributary.rebuild_session (expires_at);

@@ -102,13 +102,22 @@ pub async fn load(db: &impl GenericClient, client_id: &str) -> Result<Option<Cli
     }))
 }
 
-/// Registers a client in its first generation; returns its number.
-pub async fn create(db: &impl GenericClient, user_id: &str, client_id: &str, now: SystemTime) -> Result<i64> {
+/// Registers a client; returns its number.
+pub async fn create(
+    db: &impl GenericClient,
+    user_id: &str,
+    client_id: &str,
+    generation: i64,
+    scope_set_version: i64,
+    now: SystemTime,
+) -> Result<i64> {
     let sql = "-- client::create
-        insert into tributary.client (user_id, client_id, created_at, acknowledged_at)
-        values ($1, $2, $3, $3)
+        insert into tributary.client (user_id, client_id, generation, scope_set_version, created_at, acknowledged_at)
+        values ($1, $2, $3, $4, $5, $5)
         returning client_no";
-    Ok(statement::query_one(db, sql, &[&user_id, &client_id, &now]).await?.try_get(0)?)
+    let row =
+        statement::query_one(db, sql, &[&user_id, &client_id, &generation, &scope_set_version, &now]).await?;
+    Ok(row.try_get(0)?)
 }
 
 /// Starts the next generation of a client: nothing assigned, nothing acknowledged. Returns its number.
@@ -123,9 +132,10 @@ pub async fn renew_generation(db: &impl GenericClient, client_no: i64, now: Syst
     Ok(statement::query_one(db, sql, &[&client_no, &now]).await?.try_get(0)?)
 }
 
-/// Locks a client's row for the rest of the transaction, so that what was read of it stays true.
+/// Locks a client's row for the rest of the transaction, so that what was read of it stays true: a request that
+/// changed it since the snapshot is a conflict.
 pub async fn lock(db: &impl GenericClient, client_no: i64) -> Result<()> {
-    let sql = "-- client::lock\nselect client_no from tributary.client where client_no = $1 for update";
+    let sql = "-- client::lock\nselect client_no from tributary.client where client_no = $1 for share";
     statement::query_one(db, sql, &[&client_no]).await?;
     Ok(())
 }
@@ -235,7 +245,6 @@ pub async fn acknowledge(
     db: &impl GenericClient,
     client_no: i64,
     presented: &[(i32, Position)],
-    now: SystemTime,
 ) -> Result<()> {
     let sql = "-- client::acknowledge
         update tributary.client_scope cs
@@ -247,7 +256,7 @@ pub async fn acknowledge(
     let lsns: Vec<i64> = presented.iter().map(|p| p.1.to_sql().0).collect();
     let ordinals: Vec<i64> = presented.iter().map(|p| p.1.to_sql().1).collect();
     statement::execute(db, sql, &[&client_no, &scopes, &lsns, &ordinals]).await?;
-    touch(db, client_no, now).await
+    Ok(())
 }
 
 /// Records that the client has acknowledged just now, for retention.

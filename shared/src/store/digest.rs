@@ -89,3 +89,30 @@ pub async fn keep(db: &impl GenericClient, key: &DigestKey, row_count: i64, dige
     .await?;
     Ok(())
 }
+
+/// Takes the right to compute a scope's digest until the transaction ends; false when another puller has it.
+pub async fn try_claim(db: &impl GenericClient, scope_no: i32) -> Result<bool> {
+    // The class ("dige" as a number) keeps these locks apart from any other advisory lock in the database.
+    let sql = "-- digest::try_claim\nselect pg_try_advisory_xact_lock(1684629349, $1)";
+    Ok(statement::query_one(db, sql, &[&scope_no]).await?.try_get(0)?)
+}
+
+/// The digest that is kept for exactly this content.
+pub async fn kept(db: &impl GenericClient, key: &DigestKey) -> Result<Option<[u8; 32]>> {
+    let sql = "-- digest::kept
+        select digest
+        from tributary.scope_digest
+        where scope_no = $1 and stream_generation = $2 and schema_version = $3 and membership_generation = $4
+            and commit_lsn = $5 and ordinal = $6";
+    let (lsn, ordinal) = key.content.to_sql();
+    let row = statement::query_opt(
+        db,
+        sql,
+        &[&key.scope_no, &key.stream_generation, &key.schema_version, &key.membership_generation, &lsn, &ordinal],
+    )
+    .await?;
+    let digest: Option<Vec<u8>> = row.map(|row| row.try_get(0)).transpose()?;
+    digest
+        .map(|d| d.try_into().map_err(|_| StoreError::integrity("a scope digest is not 32 octets")))
+        .transpose()
+}

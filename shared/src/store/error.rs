@@ -38,6 +38,14 @@ impl StoreError {
         Self::Integrity(what.into())
     }
 
+    /// Whether a concurrent transaction made or removed what this one relied on, after its snapshot was taken. Running
+    /// it again sees the other's work. For transactions whose rows are guarded by constraints on purpose.
+    pub fn is_conflict(&self) -> bool {
+        let Self::Database(error) = self else { return false };
+        let constraint = [SqlState::UNIQUE_VIOLATION, SqlState::FOREIGN_KEY_VIOLATION];
+        self.fate() == Fate::Rerun || error.code().is_some_and(|code| constraint.contains(code))
+    }
+
     /// What becomes of this error.
     pub fn fate(&self) -> Fate {
         match self {

@@ -108,3 +108,11 @@ pub async fn hold(db: &impl GenericClient, epoch: i64) -> Result<()> {
     let sql = "-- leader::hold\nselect epoch from tributary.leader where epoch = $1 for key share";
     statement::query_opt(db, sql, &[&epoch]).await?.map(|_| ()).ok_or(StoreError::Fenced)
 }
+
+/// How long ago the leader gave its last sign of life, by the state database's clock; `None` before the first.
+pub async fn silence(db: &impl GenericClient) -> Result<Option<Duration>> {
+    let sql = "-- leader::silence
+        select greatest(extract(epoch from clock_timestamp() - renewed_at), 0)::double precision from tributary.leader";
+    let row = statement::query_opt(db, sql, &[]).await?;
+    Ok(row.map(|row| row.try_get::<_, f64>(0)).transpose()?.map(Duration::from_secs_f64))
+}

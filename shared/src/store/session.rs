@@ -97,6 +97,13 @@ impl Address {
         config
     }
 
+    /// The same address with a time limit for each statement.
+    #[must_use]
+    pub fn with_statement_timeout(mut self, limit: Duration) -> Self {
+        self.config.options(format!("{}-c statement_timeout={}", startup_options(), limit.as_millis()));
+        self
+    }
+
     /// First host: a name, an address or a socket's folder.
     pub fn host(&self) -> String {
         match self.config.get_hosts().first() {

@@ -266,8 +266,18 @@ pub async fn load_session(db: &impl GenericClient, session_id: Uuid) -> Result<O
     statement::query_opt(db, &sql, &[&session_id]).await?.as_ref().map(session_from_row).transpose()
 }
 
-/// Stores a new session; it expires exactly 24 hours after its creation.
+/// Stores a new session; it expires exactly 24 hours after its creation. An expired one of the same attempt and
+/// bindings makes room for it; a live one of a concurrent request is a conflict, and the request runs again.
 pub async fn create_session(db: &impl GenericClient, session: &Session) -> Result<()> {
+    let sql = "-- snapshot::replace_expired_session
+        delete from tributary.rebuild_session
+        where client_no = $1 and client_generation = $2 and scope_no = $3 and rebuild_id = $4 and expires_at <= $5";
+    statement::execute(
+        db,
+        sql,
+        &[&session.client_no, &session.client_generation, &session.scope_no, &session.rebuild_id, &session.created_at],
+    )
+    .await?;
     let sql = format!(
         "-- snapshot::create_session
         insert into tributary.rebuild_session ({SESSION_COLUMNS}, expires_at)
