@@ -79,7 +79,7 @@ async fn run(settings: RunSettings) -> anyhow::Result<()> {
         size,
         Duration::from_secs(10),
     )?;
-    let previous = stored_registry(&state_db, &state).await?;
+    let previous = stored_registry(&state).await?;
     let (registry, warnings) = preflight::registry(&mut source_db, &settings.config, previous.as_ref()).await?;
     if let Some(previous) = &previous
         && *previous != registry
@@ -119,13 +119,12 @@ async fn run(settings: RunSettings) -> anyhow::Result<()> {
 
 /// The registry in force, if the state has one already.
 async fn stored_registry(
-    db: &tokio_postgres::Client,
     state: &session::Pool,
 ) -> anyhow::Result<Option<tributary_shared::registry::Registry>> {
-    if !migrate::state_exists(db).await? {
+    let db = session::acquire(state).await?;
+    if !migrate::is_migrated(&db).await? {
         return Ok(None);
     }
-    let db = session::acquire(state).await?;
     let Some(progress) = progress::load(&db).await? else { return Ok(None) };
     Ok(Some(configuration::load(&db, progress.configuration_no).await?.registry))
 }

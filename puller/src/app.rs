@@ -181,7 +181,7 @@ impl App {
                 }
                 _ => {
                     tracing::warn!(%error, "a request failed for now");
-                    ApiError::TemporaryUnavailable
+                    ApiError::TemporaryUnavailable { retry_after: 1 }
                 }
             });
         }

@@ -7,18 +7,18 @@ use serde_json::value::RawValue;
 use tributary_shared::digest::hex;
 use tributary_shared::manifest::SchemaHash;
 use tributary_shared::protocol::{
-    ConnectRefusal, ConnectRequest, ConnectResponse, Envelope, SchemaAction, ScopeId, UnsupportedSchema,
+    ConnectRequest, ConnectResponse, Envelope, SchemaAction, ScopeId, UnsupportedSchema,
 };
 use tributary_shared::store::{client, configuration, session};
 
 use crate::app::{App, Failure, begin};
-use crate::auth::User;
+use crate::auth::Identity;
 use crate::error::ApiError;
 use crate::gate::{self, Opened, Presented};
 use crate::pull::refuse_malformed;
 
 /// Answers a connect.
-pub async fn connect(app: &App, user: &User, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+pub async fn connect(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
     let refusal = match envelope.connect() {
@@ -30,11 +30,7 @@ pub async fn connect(app: &App, user: &User, body: &[u8]) -> Result<Vec<u8>, Api
         ApiError::InvalidRequest => {}
         error => return Err(error),
     }
-    Err(match refusal {
-        ConnectRefusal::UnsupportedProtocol { received } => ApiError::UpgradeRequired { received },
-        ConnectRefusal::InvalidSchemaReference { received } => ApiError::InvalidSchemaReference { received },
-        ConnectRefusal::Invalid(_) => ApiError::InvalidRequest,
-    })
+    Err(refusal.into())
 }
 
 /// What the schema reference of a request asks for.
@@ -45,11 +41,11 @@ enum Action {
     Unsupported(UnsupportedSchema),
 }
 
-async fn once(app: &App, user: &User, request: &ConnectRequest) -> Result<Vec<u8>, Failure> {
+async fn once(app: &App, user: &Identity, request: &ConnectRequest) -> Result<Vec<u8>, Failure> {
     let mut connection = session::acquire(&app.state).await?;
     let db = begin(&mut connection).await?;
     let mut opened = gate::open(app, &db, &request.client_id).await?;
-    if opened.client.as_ref().is_some_and(|client| client.user_id != user.id()) {
+    if opened.client.as_ref().is_some_and(|client| client.user_id != user.user.as_str()) {
         return Err(ApiError::AuthRequired.into());
     }
     if opened.client.as_ref().is_some_and(|client| client.retired) {
@@ -62,13 +58,13 @@ async fn once(app: &App, user: &User, request: &ConnectRequest) -> Result<Vec<u8
     let action = action(&db, &opened, request).await?;
     let (client_no, generation, version) = register(app, &db, &mut opened, user, request, &action).await?;
     let presented =
-        gate::authenticate(app, &opened, user.id(), &request.client_id, generation, &request.known_scopes)?;
+        gate::authenticate(app, &opened, user.user.as_str(), &request.client_id, generation, &request.known_scopes)?;
 
     if let Action::Unsupported(reason) = action {
         // Nothing is registered or assigned for a client that cannot use it.
         return Ok(answer(app, &opened, generation, version as u64, SchemaAction::Unsupported(reason), &Delta::default()));
     }
-    let reconciled = gate::reconcile(&db, &opened, client_no, version, user.id()).await?;
+    let reconciled = gate::reconcile(&db, &opened, client_no, version, user.user.as_str()).await?;
     let rebuild_all = matches!(action, Action::RebuildAll);
     let mut delta = Delta {
         added: reconciled.assigned.keys().filter(|id| !request.known_scopes.contains_key(*id)).cloned().collect(),
@@ -129,7 +125,7 @@ async fn register(
     app: &App,
     db: &deadpool_postgres::Transaction<'_>,
     opened: &mut Opened,
-    user: &User,
+    user: &Identity,
     request: &ConnectRequest,
     action: &Action,
 ) -> Result<(i64, u64, i64), Failure> {
@@ -141,7 +137,7 @@ async fn register(
             // Its assignment version must not look like an old one to the client either.
             let version = request.scope_set_version as i64;
             let client_no = if writes {
-                client::create(db, user.id(), request.client_id.as_str(), generation, version, app.now()).await?
+                client::create(db, user.user.as_str(), request.client_id.as_str(), generation, version, app.now()).await?
             } else {
                 0
             };

@@ -32,7 +32,7 @@ pub struct Opened {
 pub async fn open(app: &App, db: &Transaction<'_>, client_id: &ClientId) -> Result<Opened, Failure> {
     let id = client_id.as_str();
     let (progress, client, scopes) = tokio::try_join!(biased; progress::load(db), client::load(db, id), client::scopes(db, id))?;
-    let progress = progress.ok_or(ApiError::TemporaryUnavailable)?;
+    let progress = progress.ok_or(ApiError::TemporaryUnavailable { retry_after: 1 })?;
     let served = app.served(db, progress.configuration_no).await?;
     let scopes = scopes.into_iter().map(|scope| (scope.scope_id.clone(), scope)).collect();
     Ok(Opened { progress, served, client, scopes })

@@ -17,7 +17,7 @@ use tributary_shared::store::session;
 use tributary_shared::token::Expected;
 
 use crate::app::{App, Failure, Served, begin};
-use crate::auth::User;
+use crate::auth::Identity;
 use crate::error::ApiError;
 use crate::gate::{self, Opened, Presented, Reconciled};
 
@@ -25,7 +25,7 @@ use crate::gate::{self, Opened, Presented, Reconciled};
 const ACKNOWLEDGED_GRANULARITY: Duration = Duration::from_secs(60);
 
 /// Answers a pull.
-pub async fn pull(app: &App, user: &User, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+pub async fn pull(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
     let request = match envelope.pull() {
@@ -38,24 +38,24 @@ pub async fn pull(app: &App, user: &User, body: &[u8]) -> Result<Vec<u8>, ApiErr
 /// The binding of client to user is checked before the rest of the envelope.
 pub async fn refuse_malformed(
     app: &App,
-    user: &User,
+    user: &Identity,
     client_id: Option<tributary_shared::protocol::ClientId>,
 ) -> ApiError {
     let Some(client_id) = client_id else { return ApiError::InvalidRequest };
-    match app.run(|| gate::belongs_to_another(app, user.id(), &client_id)).await {
+    match app.run(|| gate::belongs_to_another(app, user.user.as_str(), &client_id)).await {
         Ok(false) => ApiError::InvalidRequest,
         Ok(true) => ApiError::AuthRequired,
         Err(error) => error,
     }
 }
 
-async fn once(app: &App, user: &User, request: &PullRequest) -> Result<Vec<u8>, Failure> {
+async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u8>, Failure> {
     // The epoch first, the snapshot after it: what was accepted before this request cannot be missing in its answer.
-    let accepted = app.accepted_epoch(user.id(), request.client_id.as_str()).await?;
+    let accepted = app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?;
     let mut session = session::acquire(&app.state).await?;
     let db = begin(&mut session).await?;
     let opened = gate::open(app, &db, &request.client_id).await?;
-    let client = opened.admit(user.id(), request.client_generation, &request.schema)?.clone();
+    let client = opened.admit(user.user.as_str(), request.client_generation, &request.schema)?.clone();
     if request.scope_set_version > client.scope_set_version as u64 {
         return Err(ApiError::InvalidRequest.into());
     }
@@ -65,17 +65,17 @@ async fn once(app: &App, user: &User, request: &PullRequest) -> Result<Vec<u8>, 
     let presented = gate::authenticate(
         app,
         &opened,
-        user.id(),
+        user.user.as_str(),
         &request.client_id,
         request.client_generation,
         &request.scopes,
     )?;
     if client.materialized_epoch < accepted {
-        return Err(ApiError::CapturePending.into());
+        return Err(ApiError::CapturePending { retry_after: 1 }.into());
     }
 
     let reconciled =
-        gate::reconcile(&db, &opened, client.client_no, client.scope_set_version, user.id()).await?;
+        gate::reconcile(&db, &opened, client.client_no, client.scope_set_version, user.user.as_str()).await?;
     let valid = valid_scopes(&presented, &reconciled);
     let page = page(&db, &opened, &valid, usize::from(request.limit)).await?;
 
@@ -83,7 +83,7 @@ async fn once(app: &App, user: &User, request: &PullRequest) -> Result<Vec<u8>, 
     for ((id, scope, _), position) in valid.iter().zip(&page.cursors) {
         if let Some(position) = position {
             let expected =
-                Expected { user: user.id(), client: request.client_id.as_str(), scope: id.as_str() };
+                Expected { user: user.user.as_str(), client: request.client_id.as_str(), scope: id.as_str() };
             let token = opened.seal(app, &expected, request.client_generation, scope, *position);
             cursors.insert((*id).clone(), token);
         }

@@ -17,7 +17,7 @@ use tributary_shared::token::{Bindings, Expected, KeyId, Lineage};
 use uuid::Uuid;
 
 use crate::app::{App, Failure, begin, micros};
-use crate::auth::User;
+use crate::auth::Identity;
 use crate::digests;
 use crate::error::ApiError;
 use crate::gate::{self, Opened};
@@ -30,7 +30,7 @@ const STAGING_WAIT: Duration = Duration::from_secs(50);
 const STAGING_POLL: Duration = Duration::from_millis(100);
 
 /// Answers a rebuild page.
-pub async fn rebuild(app: &App, user: &User, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+pub async fn rebuild(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
     let request = match envelope.rebuild() {
@@ -42,7 +42,7 @@ pub async fn rebuild(app: &App, user: &User, body: &[u8]) -> Result<Vec<u8>, Api
         Outcome::Unstaged { scope_no } => scope_no,
     };
     // Nobody has staged this content: one rebuild does, the others wait for it.
-    let _waiting = app.staging.waiters.try_acquire().map_err(|_| ApiError::TooManyRequests)?;
+    let _waiting = app.staging.waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?;
     let staged = async {
         let turn = app.staging.turn(scope_no);
         loop {
@@ -66,7 +66,7 @@ pub async fn rebuild(app: &App, user: &User, body: &[u8]) -> Result<Vec<u8>, Api
             }
         }
     };
-    tokio::time::timeout(STAGING_WAIT, staged).await.unwrap_or(Err(ApiError::TemporaryUnavailable))
+    tokio::time::timeout(STAGING_WAIT, staged).await.unwrap_or(Err(ApiError::TemporaryUnavailable { retry_after: 1 }))
 }
 
 /// Whether a request may stage.
@@ -82,13 +82,13 @@ enum Outcome {
     Unstaged { scope_no: i32 },
 }
 
-async fn once(app: &App, user: &User, request: &RebuildRequest, mode: Mode) -> Result<Outcome, Failure> {
-    let accepted = app.accepted_epoch(user.id(), request.client_id.as_str()).await?;
+async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) -> Result<Outcome, Failure> {
+    let accepted = app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?;
     let mut connection = session::acquire(&app.state).await?;
     let db = begin(&mut connection).await?;
     let opened = gate::open(app, &db, &request.client_id).await?;
-    let client = opened.admit(user.id(), request.client_generation, &request.schema)?;
-    let assigned = opened.served.registry().assignments.scopes(user.id()).unwrap_or_default();
+    let client = opened.admit(user.user.as_str(), request.client_generation, &request.schema)?;
+    let assigned = opened.served.registry().assignments.scopes(user.user.as_str()).unwrap_or_default();
     let scope = opened
         .scopes
         .get(request.scope.as_str())
@@ -98,7 +98,7 @@ async fn once(app: &App, user: &User, request: &RebuildRequest, mode: Mode) -> R
         None => {
             let scope = scope.ok_or(ApiError::InvalidRequest)?;
             if client.materialized_epoch < accepted {
-                return Err(ApiError::CapturePending.into());
+                return Err(ApiError::CapturePending { retry_after: 1 }.into());
             }
             let Some(session) = context.first(scope, mode).await? else {
                 return Ok(Outcome::Unstaged { scope_no: scope.scope_no });
@@ -124,7 +124,7 @@ async fn once(app: &App, user: &User, request: &RebuildRequest, mode: Mode) -> R
                 Some(Refusal::PageLimit) => return Err(ApiError::InvalidRequest.into()),
             }
             if client.materialized_epoch < accepted {
-                return Err(ApiError::CapturePending.into());
+                return Err(ApiError::CapturePending { retry_after: 1 }.into());
             }
             let session = snapshot::load_session(&db, continuation.session_id)
                 .await?
@@ -141,7 +141,7 @@ struct Context<'a> {
     db: &'a Transaction<'a>,
     opened: &'a Opened,
     client: &'a Client,
-    user: &'a User,
+    user: &'a Identity,
     request: &'a RebuildRequest,
     accepted: i64,
 }
@@ -149,7 +149,7 @@ struct Context<'a> {
 impl<'a> Context<'a> {
     fn expected(&self) -> Expected<'a> {
         Expected {
-            user: self.user.id(),
+            user: self.user.user.as_str(),
             client: self.request.client_id.as_str(),
             scope: self.request.scope.as_str(),
         }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser};
 use tributary_shared::service::logs::LogFormat;
 use tributary_shared::store::session::Address;
 use tributary_shared::token::KeyRing;
@@ -11,17 +11,9 @@ use tributary_shared::token::KeyRing;
 /// Serves durable sync state to clients over HTTP: connect, pull, rebuild.
 #[derive(Debug, Parser)]
 #[command(name = "puller", version)]
-pub struct Cli {
-    #[command(subcommand)]
-    pub command: Option<Command>,
-    #[command(flatten)]
-    pub settings: Option<ServeSettings>,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Serve (the default).
-    Serve(ServeSettings),
+pub enum Cli {
+    /// Serve until SIGTERM.
+    Serve(Box<ServeSettings>),
 }
 
 #[derive(Debug, Args, Clone)]

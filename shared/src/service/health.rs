@@ -64,6 +64,11 @@ impl Health {
         }
     }
 
+    /// Whether the process is ready now.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.current(), Readiness::Ready(_))
+    }
+
     /// The readiness as it is now.
     pub fn current(&self) -> Readiness {
         let inner = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,10 @@
 //! Applies the embedded migrations, each set under an advisory lock and with a history table of its own.
 
+use deadpool_postgres::GenericClient;
 use tokio_postgres::Client;
 
 use super::error::{Result, StoreError};
+use super::statement;
 
 mod state {
     refinery::embed_migrations!("../migrations/state");
@@ -38,7 +40,7 @@ async fn apply(client: &mut Client, mut runner: refinery::Runner, history: &str)
 }
 
 /// Whether the state database was ever migrated; asked before anything is made there.
-pub async fn state_exists(client: &Client) -> Result<bool> {
-    let sql = "-- migrate::state_exists\nselect to_regclass('tributary.progress') is not null";
-    Ok(client.query_one(sql, &[]).await?.try_get(0)?)
+pub async fn is_migrated(db: &impl GenericClient) -> Result<bool> {
+    let sql = "-- migrate::is_migrated\nselect to_regclass('tributary.progress') is not null";
+    Ok(statement::query_one(db, sql, &[]).await?.try_get(0)?)
 }

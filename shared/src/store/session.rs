@@ -104,6 +104,11 @@ impl Address {
         self
     }
 
+    /// Whether both name one database of one server, as far as their texts tell.
+    pub fn is_same_database(&self, other: &Self) -> bool {
+        (self.host(), self.port(), self.database()) == (other.host(), other.port(), other.database())
+    }
+
     /// First host: a name, an address or a socket's folder.
     pub fn host(&self) -> String {
         match self.config.get_hosts().first() {
