@@ -174,8 +174,8 @@ fn list<T>(
     key: &str,
     read: impl Fn(&mut Reader, &Node) -> Option<T>,
 ) -> Vec<T> {
-    let Some(sequence) = top.get_node(key).and_then(|node| reader.sequence(node, key)) else { return Vec::new() };
-    sequence.iter().filter_map(|node| read(reader, node)).collect()
+    let items = top.get_node(key).map(|node| reader.items(node, key)).unwrap_or_default();
+    items.into_iter().filter_map(|node| read(reader, node)).collect()
 }
 
 fn table(reader: &mut Reader, node: &Node) -> Option<TableConfig> {

@@ -288,12 +288,16 @@ impl Resolver<'_> {
             Some((_, portable)) if portable == default || portable == PortableType::String => portable,
             Some((_, PortableType::Int64)) if default == PortableType::Int => PortableType::Int64,
             Some((line, portable)) => {
+                let possible = match default {
+                    PortableType::String => String::new(),
+                    PortableType::Int => "int, int64 or ".to_owned(),
+                    other => format!("{} or ", wire_name(other)),
+                };
                 let message = format!(
-                    "types: column {} of {name} ({}) cannot be {}: it can be {} or string",
+                    "types: column {} of {name} ({}) cannot be {}: it can be {possible}string",
                     column.name,
                     column.type_info.sql,
                     wire_name(portable),
-                    wire_name(default),
                 );
                 self.problem(line, message);
                 default
