@@ -4,8 +4,8 @@
 //! state come in as arguments. [`store`] is the only home of SQL, for both binaries.
 
 pub mod lsn;
-pub mod position;
 pub mod portable;
+pub mod position;
 pub mod registry;
 pub mod rule;
 pub mod store;

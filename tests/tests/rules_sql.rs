@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls};
 use tributary_shared::registry::catalog::{
@@ -13,6 +13,8 @@ use tributary_shared::registry::{Registry, RelationName, SyncConfig, Table};
 use tributary_shared::rule::Rule;
 use tributary_shared::store::catalog;
 
+/// A seed to replay; without it a random one, which is printed.
+const SEED: &str = "TRIBUTARY_TEST_SEED";
 const DATABASE: &str = "TRIBUTARY_TEST_DATABASE_URL";
 
 async fn connect() -> Result<Client> {
@@ -170,8 +172,8 @@ async fn by_query(client: &Client, rule: &Rule, table: &Table, rows: &[Vec<Optio
 
 /// What PostgreSQL says about the live table, whose types are the source's own.
 async fn on_the_table(client: &Client, rule: &Rule, values: &[&str], filter: &str) -> Result<Answer> {
-    let values: String = values.iter().map(|value| format!(", ({value})::text")).collect();
-    scopes(rule, &client.query(&format!("select id{values} from rules_agree.t where {filter}"), &[]).await?)
+    let values: Vec<String> = values.iter().map(|value| format!(", ({value})::text")).collect();
+    scopes(rule, &client.query(&format!("select id{} from rules_agree.t where {filter}", values.concat()), &[]).await?)
 }
 
 fn scopes(rule: &Rule, rows: &[tokio_postgres::Row]) -> Result<Answer> {
@@ -234,7 +236,15 @@ fn native_evaluation_and_sql_agree() -> Result<()> {
     })?;
     let (native, all) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     let cases = (prop::collection::vec(row(), 1..12), predicate(), prop::sample::select(TEMPLATES.to_vec()));
-    let mut runner = TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
+    let seed = match std::env::var(SEED) {
+        Ok(seed) => seed.parse()?,
+        Err(_) => rand::random::<u64>(),
+    };
+    println!("{SEED}={seed}");
+    let mut octets = [0; 32];
+    octets[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config { cases: 400, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &octets));
     let outcome = runner.run(&cases, |(rows, filter, (scope, values))| {
         let indented = format!("SELECT * FROM t WHERE {filter}").replace('\n', "\n      ");
         let config = format!(
@@ -393,11 +403,12 @@ async fn postgresql_itself_checks_expressions() -> Result<()> {
         ("boolean", "n", Some("argument of WHERE must be type boolean, not type integer")),
         ("own", "twice(n) = 2", Some("function twice(integer) does not exist")),
     ];
-    let scopes: String = rules
+    let scopes: Vec<String> = rules
         .iter()
         .map(|(scope, filter, _)| format!("\n  - scope: '{scope}'\n    rows: \"SELECT * FROM t WHERE {filter}\""))
         .collect();
-    let (config, registry) = resolve(&client, &format!("tables:\n  - relation: expressions.t\nscopes:{scopes}")).await?;
+    let (config, registry) =
+        resolve(&client, &format!("tables:\n  - relation: expressions.t\nscopes:{}", scopes.concat())).await?;
     let (problems, warnings) = catalog::check_expressions(&mut client, &config, &registry).await?;
     let found: Vec<String> = problems.iter().map(ToString::to_string).collect();
     let expected: Vec<String> = rules

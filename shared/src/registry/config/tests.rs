@@ -158,7 +158,10 @@ fn every_problem_is_reported_with_its_line() {
         ),
         ("tables: &x\n  - relation: a.b", &["line 2: anchors are not supported"]),
         ("tables: !x\n  - relation: a.b", &["line 2: tags are not supported"]),
-        ("tables:\n  - {relation: a.b", &["line 3: not YAML: while parsing a flow mapping, did not find expected ',' or '}'"]),
+        (
+            "tables:\n  - {relation: a.b",
+            &["line 3: not YAML: while parsing a flow mapping, did not find expected ',' or '}'"],
+        ),
     ];
     for (yaml, expected) in cases {
         assert_eq!(problems(yaml), *expected, "{yaml}");

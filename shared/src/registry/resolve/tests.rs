@@ -136,13 +136,16 @@ assignments:
 fn by_default_all_columns_but_generated_ones() {
     let (registry, warnings) = resolve_with(documents(), PLAIN).expect("resolves");
     assert_eq!(registry.tables[0].columns.len(), 9);
-    assert!(warnings.iter().any(|warning| warning.message.contains("double of public.documents is generated and left out")));
+    assert!(
+        warnings.iter().any(|warning| warning.message.contains("double of public.documents is generated and left out"))
+    );
     assert!(warnings.iter().any(|warning| warning.message == "no rule delivers rows of public.documents"));
 }
 
 #[test]
 fn refuses_relations_that_cannot_be_followed() {
-    let cases: Vec<(fn(&mut CatalogRelation), &str)> = vec![
+    type Case = (fn(&mut CatalogRelation), &'static str);
+    let cases: Vec<Case> = vec![
         (|r| r.kind = RelationKind::View, "is a view: only tables are in the stream"),
         (|r| r.kind = RelationKind::ForeignTable, "is a foreign table: only local tables are in the stream"),
         (|r| r.kind = RelationKind::MaterializedView, "is a materialized view: only tables are in the stream"),
@@ -172,7 +175,8 @@ fn refuses_relations_that_cannot_be_followed() {
     let identity = |replica_identity| problems(CatalogRelation { replica_identity, ..documents() }, PLAIN);
     assert_eq!(identity(ReplicaIdentity::Full), [""; 0]);
     assert_eq!(identity(ReplicaIdentity::Index(vec![2])), [""; 0]);
-    let refused = |reason: &str| [format!("line 1: relation public.documents: its replica identity {reason}; set it to DEFAULT")];
+    let refused =
+        |reason: &str| [format!("line 1: relation public.documents: its replica identity {reason}; set it to DEFAULT")];
     assert_eq!(identity(ReplicaIdentity::Index(vec![1])), refused("is an index on other columns than the primary key"));
     assert_eq!(identity(ReplicaIdentity::Nothing), refused("is NOTHING"));
     assert_eq!(
@@ -239,7 +243,10 @@ fn refuses_what_rules_may_not_ask() {
         ("double = 1", "column double is generated"),
     ] {
         let found = of(filter);
-        assert!(found.len() == 1 && found[0].starts_with("line 3: ") && found[0].contains(reason), "{filter}: {found:?}");
+        assert!(
+            found.len() == 1 && found[0].starts_with("line 3: ") && found[0].contains(reason),
+            "{filter}: {found:?}"
+        );
     }
 }
 
@@ -248,8 +255,8 @@ fn table_numbers_stay_and_are_never_used_twice() {
     let relation = |name: &str| CatalogRelation { name: name.parse().expect(name), ..documents() };
     let catalog = Catalog { server_version: 150_000, relations: ["a.a", "a.b", "a.c", "a.d"].map(relation).to_vec() };
     let resolve = |names: &[&str], previous: Option<&Registry>| {
-        let tables: String = names.iter().map(|name| format!("\n  - relation: {name}")).collect();
-        let config = SyncConfig::parse(&format!("tables:{tables}")).expect("a file");
+        let tables: Vec<String> = names.iter().map(|name| format!("\n  - relation: {name}")).collect();
+        let config = SyncConfig::parse(&format!("tables:{}", tables.concat())).expect("a file");
         Registry::resolve(&config, &catalog, previous).expect("resolves").0
     };
     let numbers = |registry: &Registry| registry.tables.iter().map(|table| table.table_no).collect::<Vec<_>>();
@@ -277,7 +284,8 @@ fn warns_of_scopes_that_do_not_meet() {
         "{PLAIN}\nscopes:\n  - scope: 'user:{{owner_id}}'\n    rows: SELECT * FROM documents\nassignments:\n  - scope: 'usr:{{user_id}}'"
     );
     let (_, warnings) = resolve_with(documents(), &yaml).expect("resolves");
-    let of_line = |line: usize| warnings.iter().find(|warning| warning.line == line).map(|warning| warning.message.as_str());
+    let of_line =
+        |line: usize| warnings.iter().find(|warning| warning.line == line).map(|warning| warning.message.as_str());
     assert_eq!(of_line(3), Some("no assignment gives the scope user:{owner_id}"));
     assert_eq!(of_line(6), Some("no rule gives the scope usr:{user_id}"));
 }
