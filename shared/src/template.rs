@@ -36,7 +36,9 @@ pub enum TemplateError<E> {
         error: E,
     },
     /// Two values could run into each other.
-    #[error("the scope template needs a : between the values that end and begin around character {0}, or different values could give one scope id")]
+    #[error(
+        "the scope template needs a : between the values that end and begin around character {0}, or different values could give one scope id"
+    )]
     Ambiguous(usize),
     /// A control character stands in the text.
     #[error("the scope template has a control character at character {0}")]
@@ -197,7 +199,8 @@ mod tests {
         let (_, values) = Template::parse("public", word).expect("a constant");
         assert!(values.is_empty());
         // An expression may hold a brace of its own: the first reading that works ends it.
-        let quoted = |text: &str| if text.matches('\'').count() % 2 == 0 { Ok(text.to_owned()) } else { Err(()) };
+        let quoted =
+            |text: &str| if text.matches('\'').count().is_multiple_of(2) { Ok(text.to_owned()) } else { Err(()) };
         let (_, values) = Template::parse("a:{j #>> '{x,y}'}", quoted).expect("a template");
         assert_eq!(values, ["j #>> '{x,y}'"]);
     }

@@ -9,9 +9,9 @@ const FIRST_USER_OID: u32 = 16_384;
 /// Ordinary built-in types: their text means the same in any database. Absent are the types whose text depends on the
 /// database or on settings of the money kind (`reg*`, `money`, `aclitem`, `xml`, …): they stand as text.
 const ORDINARY_TYPES: [u32; 47] = [
-    16, 17, 18, 19, 20, 21, 23, 25, 26, 114, 600, 601, 602, 603, 604, 628, 650, 700, 701, 718, 774, 829, 869, 1042, 1043,
-    1082, 1083, 1114, 1184, 1186, 1266, 1560, 1562, 1700, 2950, 3220, 3614, 3615, 3802, 3904, 3906, 3908, 3910, 3912, 3926,
-    4072, 4451,
+    16, 17, 18, 19, 20, 21, 23, 25, 26, 114, 600, 601, 602, 603, 604, 628, 650, 700, 701, 718, 774, 829, 869, 1042,
+    1043, 1082, 1083, 1114, 1184, 1186, 1266, 1560, 1562, 1700, 2950, 3220, 3614, 3615, 3802, 3904, 3906, 3908, 3910,
+    3912, 3926, 4072, 4451,
 ];
 /// The multirange types beside `int4multirange`.
 const MULTIRANGES: std::ops::RangeInclusive<u32> = 4532..=4536;
@@ -179,8 +179,8 @@ impl BaseType<'_> {
     /// The type in our own SQL, and what comparison means on it.
     pub fn in_our_sql(&self) -> (String, TypeClass) {
         let ordinary = |oid: u32| ORDINARY_TYPES.contains(&oid) || MULTIRANGES.contains(&oid);
-        let builtin = self.oid < FIRST_USER_OID
-            && (ordinary(self.oid) || (self.element_oid != 0 && ordinary(self.element_oid)));
+        let builtin =
+            self.oid < FIRST_USER_OID && (ordinary(self.oid) || (self.element_oid != 0 && ordinary(self.element_oid)));
         if builtin {
             (self.formatted.to_owned(), TypeClass::Builtin)
         } else {

@@ -94,18 +94,20 @@ impl SyncConfig {
     pub fn parse(yaml: &str) -> Result<Self, Vec<Problem>> {
         let mut reader = Reader::default();
         let mut config = Self { tables: Vec::new(), scopes: Vec::new(), assignments: Vec::new() };
-        if let Some(document) = reader.document(yaml) {
-            if let Some(top) = reader.mapping(&document, "the file", &["tables", "scopes", "assignments"]) {
-                config.tables = list(&mut reader, top, "tables", table);
-                config.scopes = list(&mut reader, top, "scopes", scope);
-                config.assignments = list(&mut reader, top, "assignments", assignment);
-                match top.get_node("tables") {
-                    None => reader.problem(line(&document), "the file has no tables"),
-                    Some(tables) if tables.as_sequence().is_some_and(|list| list.is_empty()) => {
-                        reader.problem(line(tables), "tables is empty");
-                    }
-                    Some(_) => {}
+        let document = reader.document(yaml);
+        let known = ["tables", "scopes", "assignments"];
+        if let Some(document) = &document
+            && let Some(top) = reader.mapping(document, "the file", &known)
+        {
+            config.tables = list(&mut reader, top, "tables", table);
+            config.scopes = list(&mut reader, top, "scopes", scope);
+            config.assignments = list(&mut reader, top, "assignments", assignment);
+            match top.get_node("tables") {
+                None => reader.problem(line(document), "the file has no tables"),
+                Some(tables) if tables.as_sequence().is_some_and(|list| list.is_empty()) => {
+                    reader.problem(line(tables), "tables is empty");
                 }
+                Some(_) => {}
             }
         }
         // A table with a problem of its own is missing above: what refers to it is not to blame.
@@ -134,10 +136,16 @@ impl SyncConfig {
         for (number, table) in self.tables.iter().enumerate() {
             for earlier in &self.tables[..number] {
                 if earlier.relation.value == table.relation.value {
-                    let message = format!("relation {} is configured on line {} too", table.relation.value, earlier.relation.line);
+                    let message = format!(
+                        "relation {} is configured on line {} too",
+                        table.relation.value, earlier.relation.line
+                    );
                     reader.problem(table.relation.line, message);
                 } else if !table.capture_only && !earlier.capture_only && earlier.id.value == table.id.value {
-                    let message = format!("table id {} belongs to {} on line {} too", table.id.value, earlier.relation.value, earlier.id.line);
+                    let message = format!(
+                        "table id {} belongs to {} on line {} too",
+                        table.id.value, earlier.relation.value, earlier.id.line
+                    );
                     reader.problem(table.id.line, message);
                 }
             }
@@ -146,7 +154,8 @@ impl SyncConfig {
             match self.target(scope) {
                 Err(reason) => reader.problem(scope.rows.line, format!("rows: {reason}")),
                 Ok(table) if table.capture_only => {
-                    let message = format!("rows: table {} is capture_only, so that no rule can deliver it", table.relation.value);
+                    let message =
+                        format!("rows: table {} is capture_only, so that no rule can deliver it", table.relation.value);
                     reader.problem(scope.rows.line, message);
                 }
                 Ok(_) => {}
@@ -162,7 +171,10 @@ impl SyncConfig {
         for (number, assignment) in self.assignments.iter().enumerate() {
             let same = |other: &&AssignmentConfig| other.template == assignment.template;
             if let Some(earlier) = self.assignments[..number].iter().find(same) {
-                reader.problem(assignment.scope.line, format!("the same assignment stands on line {}", earlier.scope.line));
+                reader.problem(
+                    assignment.scope.line,
+                    format!("the same assignment stands on line {}", earlier.scope.line),
+                );
             }
         }
     }
@@ -174,8 +186,8 @@ fn list<T>(
     key: &str,
     read: impl Fn(&mut Reader, &Node) -> Option<T>,
 ) -> Vec<T> {
-    let Some(sequence) = top.get_node(key).and_then(|node| reader.sequence(node, key)) else { return Vec::new() };
-    sequence.iter().filter_map(|node| read(reader, node)).collect()
+    let items = top.get_node(key).map(|node| reader.items(node, key)).unwrap_or_default();
+    items.into_iter().filter_map(|node| read(reader, node)).collect()
 }
 
 fn table(reader: &mut Reader, node: &Node) -> Option<TableConfig> {
@@ -216,7 +228,10 @@ fn relation_name(reader: &mut Reader, node: &Node) -> Option<Located<RelationNam
     match text.value.parse::<RelationName>() {
         Err(error) => reader.problem(text.line, format!("relation {}: {error}", text.value)),
         Ok(name) if is_reserved(name.name()) || RESERVED_SCHEMAS.contains(&name.schema()) => {
-            reader.problem(text.line, format!("relation {name}: names of Tributary's own and of PostgreSQL's cannot be synchronized"));
+            reader.problem(
+                text.line,
+                format!("relation {name}: names of Tributary's own and of PostgreSQL's cannot be synchronized"),
+            );
         }
         Ok(value) => return Some(Located { line: text.line, value }),
     }
@@ -270,7 +285,8 @@ fn scope(reader: &mut Reader, node: &Node) -> Option<ScopeConfig> {
     let max_scopes_per_row = match mapping.get_node("max_scopes_per_row") {
         None => DEFAULT_MAX_SCOPES_PER_ROW,
         Some(value) => {
-            let number = value.as_scalar().filter(|scalar| scalar.may_coerce()).and_then(|scalar| scalar.as_str().parse().ok());
+            let number =
+                value.as_scalar().filter(|scalar| scalar.may_coerce()).and_then(|scalar| scalar.as_str().parse().ok());
             number.filter(|number| *number > 0).unwrap_or_else(|| {
                 reader.problem(self::line(value), "max_scopes_per_row must be a positive whole number");
                 DEFAULT_MAX_SCOPES_PER_ROW
@@ -287,7 +303,8 @@ fn assignment(reader: &mut Reader, node: &Node) -> Option<AssignmentConfig> {
         reader.problem(line(query), "for: assignments by a query are not supported yet");
     }
     let scope = required(reader, mapping, "an assignment", "scope", line(node))?;
-    let user_id = |name: &str| if name == "user_id" { Ok(()) } else { Err(format!("{name} is unknown; known is user_id")) };
+    let user_id =
+        |name: &str| if name == "user_id" { Ok(()) } else { Err(format!("{name} is unknown; known is user_id")) };
     match Template::parse(&scope.value, user_id) {
         Ok((template, _)) => Some(AssignmentConfig { scope, template }),
         // The query's own columns stand in the template too: they are no second problem.
@@ -306,13 +323,11 @@ fn required(
     key: &str,
     line: usize,
 ) -> Option<Located<String>> {
-    match mapping.get_node(key) {
-        Some(value) => reader.text(value, key),
-        None => {
-            reader.problem(line, format!("{what} has no {key}"));
-            None
-        }
+    if let Some(value) = mapping.get_node(key) {
+        return reader.text(value, key);
     }
+    reader.problem(line, format!("{what} has no {key}"));
+    None
 }
 
 #[cfg(test)]

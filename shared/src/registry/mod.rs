@@ -12,6 +12,7 @@ mod yaml;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -104,6 +105,7 @@ pub struct Lifecycle {
 }
 
 /// One captured column.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of the catalog, the file and the rules")]
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Column {
     /// Its name.
@@ -216,9 +218,13 @@ fn projection_name(relation: &RelationName) -> RelationName {
     digest.update(relation.schema());
     digest.update([0]);
     digest.update(relation.name());
-    let suffix: String = digest.finalize()[..DIGEST_OCTETS].iter().map(|octet| format!("{octet:02x}")).collect();
-    let kept = plain.floor_char_boundary(KEPT);
-    RelationName::new(PROJECTION_SCHEMA, format!("{}~{suffix}", &plain[..kept]))
+    let mut name: String =
+        plain.char_indices().take_while(|(at, c)| at + c.len_utf8() <= KEPT).map(|(_, c)| c).collect();
+    name.push('~');
+    for octet in &digest.finalize()[..DIGEST_OCTETS] {
+        let _ = write!(name, "{octet:02x}");
+    }
+    RelationName::new(PROJECTION_SCHEMA, name)
 }
 
 #[cfg(test)]
@@ -227,9 +233,14 @@ mod tests {
 
     #[test]
     fn projection_names_fit_and_never_meet() {
-        let name = |schema: &str, relation: &str| projection_name(&RelationName::new(schema, relation)).name().to_owned();
+        let name =
+            |schema: &str, relation: &str| projection_name(&RelationName::new(schema, relation)).name().to_owned();
         assert_eq!(name("public", "documents"), "public.documents");
-        let long = [name("public", &"a".repeat(63)), name("public", &format!("{}b", "a".repeat(62))), name("é", &"é".repeat(31))];
+        let long = [
+            name("public", &"a".repeat(63)),
+            name("public", &format!("{}b", "a".repeat(62))),
+            name("é", &"é".repeat(31)),
+        ];
         let dotted = [name("a.b", "c"), name("a", "b.c"), name("a", "b~c")];
         let all: BTreeSet<&String> = long.iter().chain(&dotted).collect();
         assert_eq!(all.len(), 6);
@@ -239,7 +250,8 @@ mod tests {
     #[test]
     fn a_users_scopes_are_sorted_and_different() {
         let template = |text: &str| Template::parse(text, |_| Ok::<(), ()>(())).expect(text).0;
-        let assignments = Assignments::new(vec![template("z"), template("user:{u}"), template("user:{u}"), template("Z:é")]);
+        let assignments =
+            Assignments::new(vec![template("z"), template("user:{u}"), template("user:{u}"), template("Z:é")]);
         assert_eq!(assignments.scopes("a:b"), Ok(vec!["Z:é".to_owned(), "user:a%3Ab".to_owned(), "z".to_owned()]));
         assert_eq!(assignments.scopes(&"x".repeat(251)), Err(ScopeIdError::TooLong));
         assert_eq!(Assignments::default().scopes("a"), Ok(vec![]));

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::catalog::{
-    Catalog, CatalogColumn, CatalogRelation, Persistence, PrimaryKey, RelationKind, ReplicaIdentity,
-};
+use super::catalog::{Catalog, CatalogColumn, CatalogRelation, Persistence, PrimaryKey, RelationKind, ReplicaIdentity};
 use super::config::{ScopeConfig, SyncConfig, TableConfig};
 use super::yaml::Located;
 use super::{Assignments, Column, Lifecycle, Problem, Registry, RelationName, Table, Warning, is_reserved};
@@ -30,10 +28,7 @@ impl Registry {
         problems.sort();
         problems.dedup();
         warnings.sort();
-        match registry {
-            Some(registry) if problems.is_empty() => Ok((registry, warnings)),
-            _ => Err(problems),
-        }
+        if problems.is_empty() { Ok((registry, warnings)) } else { Err(problems) }
     }
 }
 
@@ -53,7 +48,7 @@ impl Resolver<'_> {
         self.warnings.push(Warning { line, message: message.into() });
     }
 
-    fn registry(&mut self, previous: Option<&Registry>) -> Option<Registry> {
+    fn registry(&mut self, previous: Option<&Registry>) -> Registry {
         if self.catalog.server_version < OLDEST_SERVER {
             self.problem(1, "the source is older than PostgreSQL 14");
         }
@@ -88,7 +83,7 @@ impl Resolver<'_> {
         self.check_use();
         let assignments =
             Assignments::new(config.assignments.iter().map(|assignment| assignment.template.clone()).collect());
-        Some(Registry { tables, rules, assignments, next_table_no })
+        Registry { tables, rules, assignments, next_table_no }
     }
 
     /// Tables, rules and assignments that have no effect.
@@ -156,7 +151,10 @@ impl Resolver<'_> {
                 continue;
             }
             if is_reserved(&column.name) {
-                self.problem(line, format!("column {name}.{}: names beginning with tributary_ are reserved", column.name));
+                self.problem(
+                    line,
+                    format!("column {name}.{}: names beginning with tributary_ are reserved", column.name),
+                );
             }
             let portable = self.portable(table, column, types.get(column.name.as_str()).copied(), delivered);
             let decimal = column.type_info.precision_and_scale().filter(|_| portable == PortableType::Decimal);
@@ -207,12 +205,17 @@ impl Resolver<'_> {
             fit = false;
         }
         if *deferrable {
-            self.problem(line, format!("relation {name} has a deferrable primary key, which identifies no row in the stream"));
+            self.problem(
+                line,
+                format!("relation {name} has a deferrable primary key, which identifies no row in the stream"),
+            );
             fit = false;
         }
         let bad_identity = match &relation.replica_identity {
             ReplicaIdentity::Default | ReplicaIdentity::Full => None,
-            ReplicaIdentity::Index(index) => (index != columns).then_some("is an index on other columns than the primary key"),
+            ReplicaIdentity::Index(index) => {
+                (index != columns).then_some("is an index on other columns than the primary key")
+            }
             ReplicaIdentity::Nothing => Some("is NOTHING"),
         };
         if let Some(reason) = bad_identity {
@@ -221,7 +224,10 @@ impl Resolver<'_> {
         }
         let key = columns.first().and_then(|attnum| relation.columns.iter().find(|column| column.attnum == *attnum))?;
         if key.generated {
-            self.problem(line, format!("relation {name}: its key {} is a generated column, which is not in the stream", key.name));
+            self.problem(
+                line,
+                format!("relation {name}: its key {} is a generated column, which is not in the stream", key.name),
+            );
             fit = false;
         }
         fit.then_some(key)
@@ -267,7 +273,10 @@ impl Resolver<'_> {
             for column in generated {
                 self.warning(
                     table.relation.line,
-                    format!("column {} of {} is generated and left out: PostgreSQL leaves it out of the stream", column.name, table.relation.value),
+                    format!(
+                        "column {} of {} is generated and left out: PostgreSQL leaves it out of the stream",
+                        column.name, table.relation.value
+                    ),
                 );
             }
         }
@@ -288,12 +297,16 @@ impl Resolver<'_> {
             Some((_, portable)) if portable == default || portable == PortableType::String => portable,
             Some((_, PortableType::Int64)) if default == PortableType::Int => PortableType::Int64,
             Some((line, portable)) => {
+                let possible = match default {
+                    PortableType::String => String::new(),
+                    PortableType::Int => "int, int64 or ".to_owned(),
+                    other => format!("{} or ", wire_name(other)),
+                };
                 let message = format!(
-                    "types: column {} of {name} ({}) cannot be {}: it can be {} or string",
+                    "types: column {} of {name} ({}) cannot be {}: it can be {possible}string",
                     column.name,
                     column.type_info.sql,
                     wire_name(portable),
-                    wire_name(default),
                 );
                 self.problem(line, message);
                 default
@@ -316,7 +329,10 @@ impl Resolver<'_> {
         let found = columns.iter().position(|column| column.delivered && column.name == moment.value);
         match found {
             None => {
-                self.problem(moment.line, format!("lifecycle: {what} names {}, which is not among the columns", moment.value));
+                self.problem(
+                    moment.line,
+                    format!("lifecycle: {what} names {}, which is not among the columns", moment.value),
+                );
             }
             Some(index) if columns[index].portable != PortableType::Datetime => {
                 self.problem(moment.line, format!("lifecycle: {what} names {}, which is not a datetime", moment.value));
@@ -336,7 +352,10 @@ impl Resolver<'_> {
         };
         let names = scope.query.column_names(&scope.values).unwrap_or_default();
         if let Some(name) = names.into_iter().find(|name| generated(name)) {
-            let message = format!("rule {}: column {name} is generated, and PostgreSQL leaves such columns out of the stream", scope.scope.value);
+            let message = format!(
+                "rule {}: column {name} is generated, and PostgreSQL leaves such columns out of the stream",
+                scope.scope.value
+            );
             self.problem(scope.line, message);
             return None;
         }
@@ -380,12 +399,15 @@ fn unfit(relation: &CatalogRelation) -> Option<&'static str> {
 /// Values of a portable type's PostgreSQL types that it cannot hold.
 fn at_risk(portable: PortableType) -> Option<&'static str> {
     match portable {
-        PortableType::Decimal => Some("NaN or Infinity"),
-        PortableType::Float => Some("NaN or Infinity"),
+        PortableType::Decimal | PortableType::Float => Some("NaN or Infinity"),
         PortableType::Datetime | PortableType::Date => Some("infinity, or a year before 1 or past 9999,"),
         PortableType::Time => Some("24:00:00"),
         PortableType::Json => Some("duplicate names, or an integer beyond 2^53-1,"),
-        PortableType::String | PortableType::Int | PortableType::Int64 | PortableType::Boolean | PortableType::Bytes => None,
+        PortableType::String
+        | PortableType::Int
+        | PortableType::Int64
+        | PortableType::Boolean
+        | PortableType::Bytes => None,
     }
 }
 

@@ -32,6 +32,12 @@ fn scalar_line(node: &MarkedScalarNode) -> usize {
     node.span().start().map_or(1, Marker::line)
 }
 
+/// Nothing at all, as after `key:`. The library places it on the line of what follows, so whoever knows the key
+/// reports it, and reading it as a value stays silent.
+fn is_blank(node: &Node) -> bool {
+    node.as_scalar().is_some_and(|scalar| scalar.may_coerce() && scalar.as_str().is_empty())
+}
+
 impl Reader {
     pub(super) fn problem(&mut self, line: usize, message: impl Into<String>) {
         self.problems.push(Problem { line, message: message.into() });
@@ -41,7 +47,7 @@ impl Reader {
     pub(super) fn document(&mut self, yaml: &str) -> Option<Node> {
         let mut text = yaml.to_owned();
         for _ in 0..MAX_REPEATED {
-            let options = LoaderOptions::default().error_on_duplicate_keys(true).toplevel_mapping();
+            let options = LoaderOptions::default().error_on_duplicate_keys(true).prevent_coercion(true);
             match parse_yaml_with_options(0, &text, options) {
                 Ok(node) => return Some(node),
                 Err(LoadError::DuplicateKey(repeated)) => {
@@ -61,11 +67,14 @@ impl Reader {
 
     pub(super) fn mapping<'n>(&mut self, node: &'n Node, what: &str, known: &[&str]) -> Option<&'n MarkedMappingNode> {
         let Some(mapping) = node.as_mapping() else {
-            self.problem(line(node), format!("{what} must be a mapping"));
+            self.misplaced(node, what, "a mapping");
             return None;
         };
-        for (key, _) in mapping.iter() {
+        for (key, value) in mapping.iter() {
             let name = key.as_str();
+            if is_blank(value) {
+                self.problem(scalar_line(key), format!("{name} is empty"));
+            }
             if !known.contains(&name) && !name.starts_with(REPEATED) {
                 self.problem(scalar_line(key), format!("unknown key {name} in {what}; known are {}", known.join(", ")));
             }
@@ -76,19 +85,38 @@ impl Reader {
     /// The entries of a mapping whose keys are names.
     pub(super) fn entries<'n>(&mut self, node: &'n Node, what: &str) -> Vec<(Located<String>, &'n Node)> {
         let Some(mapping) = node.as_mapping() else {
-            self.problem(line(node), format!("{what} must be a mapping"));
+            self.misplaced(node, what, "a mapping");
             return Vec::new();
         };
         let named = mapping.iter().filter(|(key, _)| !key.as_str().starts_with(REPEATED));
+        for (key, _) in named.clone().filter(|(_, value)| is_blank(value)) {
+            self.problem(scalar_line(key), format!("{} in {what} is empty", key.as_str()));
+        }
         named.map(|(key, value)| (Located { line: scalar_line(key), value: key.as_str().to_owned() }, value)).collect()
     }
 
-    pub(super) fn sequence<'n>(&mut self, node: &'n Node, what: &str) -> Option<&'n MarkedSequenceNode> {
+    fn sequence<'n>(&mut self, node: &'n Node, what: &str) -> Option<&'n MarkedSequenceNode> {
         let sequence = node.as_sequence();
         if sequence.is_none() {
-            self.problem(line(node), format!("{what} must be a list"));
+            self.misplaced(node, what, "a list");
         }
         sequence
+    }
+
+    fn misplaced(&mut self, node: &Node, what: &str, expected: &str) {
+        if !is_blank(node) {
+            self.problem(line(node), format!("{what} must be {expected}"));
+        }
+    }
+
+    /// The items of a list; blank ones are problems.
+    pub(super) fn items<'n>(&mut self, node: &'n Node, what: &str) -> Vec<&'n Node> {
+        let Some(sequence) = self.sequence(node, what) else { return Vec::new() };
+        let (blank, items): (Vec<&Node>, Vec<&Node>) = sequence.iter().partition(|item| is_blank(item));
+        for item in blank {
+            self.problem(line(item), format!("an item of {what} is empty"));
+        }
+        items
     }
 
     /// A nonempty text.
@@ -98,6 +126,9 @@ impl Reader {
             self.problem(line, format!("{what} must be a text"));
             return None;
         };
+        if is_blank(node) {
+            return None;
+        }
         let nothing = scalar.may_coerce() && matches!(scalar.as_str(), "~" | "null" | "Null" | "NULL");
         if nothing || scalar.as_str().trim().is_empty() {
             self.problem(line, format!("{what} is empty"));
@@ -109,7 +140,7 @@ impl Reader {
     pub(super) fn boolean(&mut self, node: &Node, what: &str) -> Option<bool> {
         let value = node.as_scalar().and_then(MarkedScalarNode::as_bool);
         if value.is_none() {
-            self.problem(line(node), format!("{what} must be true or false"));
+            self.misplaced(node, what, "true or false");
         }
         value
     }
@@ -117,7 +148,7 @@ impl Reader {
     /// A list of different texts.
     pub(super) fn texts(&mut self, node: &Node, what: &str, one: &str) -> Vec<Located<String>> {
         let mut texts: Vec<Located<String>> = Vec::new();
-        for item in self.sequence(node, what).into_iter().flat_map(|sequence| sequence.iter()) {
+        for item in self.items(node, what) {
             let Some(text) = self.text(item, one) else { continue };
             if texts.iter().any(|other| other.value == text.value) {
                 self.problem(text.line, format!("{what} names {} twice", text.value));

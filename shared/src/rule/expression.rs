@@ -6,16 +6,16 @@ use std::ops::{ControlFlow, Range};
 
 use serde::{Deserialize, Serialize};
 use sqlparser::ast::{
-    AccessExpr, ArrayElemTypeDef, BinaryOperator, CastKind, DataType, Expr, Ident, InTarget, ObjectName, ObjectNamePart,
-    Query, Spanned, Value, Visit, Visitor,
+    AccessExpr, ArrayElemTypeDef, BinaryOperator, CastKind, DataType, Expr, Ident, InTarget, ObjectName,
+    ObjectNamePart, Query, Spanned, Value, Visit, Visitor,
 };
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer};
 
 use super::SqlProblem;
-use crate::registry::catalog::{Collation, TypeClass};
 use crate::registry::Column;
+use crate::registry::catalog::{Collation, TypeClass};
 
 /// An expression as it was read, its columns not yet looked up.
 #[derive(Clone, PartialEq, Debug)]
@@ -100,7 +100,8 @@ impl ParsedExpression {
 
     /// The expression that takes the rest of `text` from octet `start` on, read before as `tree`.
     pub(crate) fn within(text: &str, start: usize, tree: Expr) -> Result<Self, SqlProblem> {
-        let mut survey = Survey { text, columns: Vec::new(), text_only: BTreeSet::new(), equality_only: BTreeSet::new() };
+        let mut survey =
+            Survey { text, columns: Vec::new(), text_only: BTreeSet::new(), equality_only: BTreeSet::new() };
         if let ControlFlow::Break(problem) = tree.visit(&mut survey) {
             return Err(problem);
         }
@@ -152,9 +153,7 @@ impl ParsedExpression {
             (TypeClass::Enum, _) if !equality_only => Some(format!(
                 "column {name} is an enum: a rule may compare it with literals by =, <> and IN, test it for null, or cast it to text"
             )),
-            (TypeClass::Composite, _) => {
-                Some(format!("column {name} has a composite type: a rule may not read it"))
-            }
+            (TypeClass::Composite, _) => Some(format!("column {name} has a composite type: a rule may not read it")),
             (TypeClass::Opaque, _) if !text_only => Some(format!(
                 "column {name} has a type that is kept as text: a rule may test it for null or cast it to text"
             )),
@@ -350,9 +349,7 @@ impl Visitor for Survey<'_> {
                 }
             }
             Expr::In { expr, target: InTarget::List(list), .. } => {
-                let literal = |value: &Expr| {
-                    matches!(value, Expr::Value(value) if matches!(value.value, Value::SingleQuotedString(_)))
-                };
+                let literal = |value: &Expr| matches!(value, Expr::Value(value) if matches!(value.value, Value::SingleQuotedString(_)));
                 if list.iter().all(literal) {
                     self.equality_only.extend(self.bare(expr));
                 }
@@ -381,9 +378,9 @@ fn is_qualified(name: &ObjectName) -> bool {
 fn is_foreign(data_type: &DataType) -> bool {
     match data_type {
         DataType::Custom(name, _) => is_qualified(name),
-        DataType::Array(
-            ArrayElemTypeDef::SquareBracket(element, _) | ArrayElemTypeDef::Qualified(element, _),
-        ) => is_foreign(element),
+        DataType::Array(ArrayElemTypeDef::SquareBracket(element, _) | ArrayElemTypeDef::Qualified(element, _)) => {
+            is_foreign(element)
+        }
         _ => false,
     }
 }

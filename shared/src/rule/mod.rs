@@ -235,7 +235,8 @@ impl Rule {
             .as_ref()
             .map(|filter| format!("\nwhere ({}\n)", filter.render(column_name_in_check)))
             .unwrap_or_default();
-        let create = format!("-- rule::check_statements\ncreate temporary table tributary_check ({})", columns.join(", "));
+        let create =
+            format!("-- rule::check_statements\ncreate temporary table tributary_check ({})", columns.join(", "));
         let constant = ["1".to_owned()];
         let values: Vec<String> = self.values.iter().map(|value| value.render(column_name_in_check)).collect();
         let index = |value: &String| {

@@ -203,7 +203,10 @@ fn literal_text(column: &Column, literal: &Expr) -> Option<String> {
         Expr::Value(value) => (&value.value, false),
         _ => return None,
     };
-    if type_info.class == TypeClass::Opaque || type_info.class == TypeClass::Composite || type_info.collation == Collation::Foreign {
+    if type_info.class == TypeClass::Opaque
+        || type_info.class == TypeClass::Composite
+        || type_info.collation == Collation::Foreign
+    {
         return None;
     }
     let is_text = type_info.class == TypeClass::Enum || matches!(type_info.base_oid, TEXT | VARCHAR);

@@ -59,7 +59,10 @@ impl RuleQuery {
     ///
     /// # Errors
     /// It is none of them, or several by its unqualified name; the error is the reason.
-    pub fn target<'a>(&self, relations: impl IntoIterator<Item = &'a RelationName>) -> Result<&'a RelationName, String> {
+    pub fn target<'a>(
+        &self,
+        relations: impl IntoIterator<Item = &'a RelationName>,
+    ) -> Result<&'a RelationName, String> {
         let matching = |relation: &&RelationName| match self.relation.as_slice() {
             [name] => relation.name() == name,
             [schema, name] => relation.schema() == schema && relation.name() == name,
@@ -106,9 +109,7 @@ fn qualifier(relation: &[String], alias: Option<&str>) -> Qualifier {
 /// The octet after the WHERE keyword; nothing before it in an accepted query can hold another.
 fn filter_start(text: &str, tokens: &[TokenWithSpan]) -> Option<usize> {
     const LENGTH: usize = "where".len();
-    let is_where = |token: &&TokenWithSpan| {
-        matches!(&token.token, Token::Word(word) if word.keyword == Keyword::WHERE && word.quote_style.is_none())
-    };
+    let is_where = |token: &&TokenWithSpan| matches!(&token.token, Token::Word(word) if word.keyword == Keyword::WHERE && word.quote_style.is_none());
     tokens.iter().find(is_where).and_then(|token| offset(text, token.span.start)).map(|start| start + LENGTH)
 }
 
@@ -218,8 +219,9 @@ fn projection(select: &Select, qualifier: &Qualifier) -> Result<(), SqlProblem> 
     let options = match select.projection.as_slice() {
         [SelectItem::Wildcard(options)] => options,
         [SelectItem::QualifiedWildcard(SelectItemQualifiedWildcardKind::ObjectName(name), options)] => {
-            let of_table = object_name(name)
-                .is_some_and(|parts| parts == qualifier.parts || (!qualifier.aliased && qualifier.parts.ends_with(&parts)));
+            let of_table = object_name(name).is_some_and(|parts| {
+                parts == qualifier.parts || (!qualifier.aliased && qualifier.parts.ends_with(&parts))
+            });
             if !of_table {
                 return refuse(name.span().start, "the rule selects from what FROM does not name");
             }
@@ -317,7 +319,8 @@ mod tests {
     fn the_table_is_found_among_the_configured_ones() {
         let name = |text: &str| text.parse::<RelationName>().expect(text);
         let configured = [name("public.a"), name("other.a"), name("public.b")];
-        let target = |from: &str| RuleQuery::parse(&format!("SELECT * FROM {from}")).expect(from).target(&configured).cloned();
+        let target =
+            |from: &str| RuleQuery::parse(&format!("SELECT * FROM {from}")).expect(from).target(&configured).cloned();
         assert_eq!(target("b"), Ok(name("public.b")));
         assert_eq!(target("B"), Ok(name("public.b")));
         assert_eq!(target("other.a"), Ok(name("other.a")));

@@ -136,9 +136,9 @@ fn relation(row: &Row) -> Result<CatalogRelation, Error> {
         },
         replica_identity: match row.try_get("replica_identity")? {
             "f" => ReplicaIdentity::Full,
-            "i" => ReplicaIdentity::Index(
-                identity_columns.unwrap_or_default().into_iter().take(identity_width).collect(),
-            ),
+            "i" => {
+                ReplicaIdentity::Index(identity_columns.unwrap_or_default().into_iter().take(identity_width).collect())
+            }
             "n" => ReplicaIdentity::Nothing,
             _ => ReplicaIdentity::Default,
         },
