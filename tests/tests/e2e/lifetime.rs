@@ -39,6 +39,10 @@ impl Drop for Up {
 
 fn up(scratch: &Scratch, args: &[&str]) -> anyhow::Result<(Up, Ready)> {
     let ready_file = scratch.0.join("ready.json");
+    // A killed sandbox leaves its file behind, and the next one may take a moment to replace it.
+    if ready_file.exists() {
+        fs::remove_file(&ready_file)?;
+    }
     let mut child = Command::new(env!("CARGO_BIN_EXE_sandbox"))
         .args(["up", "--port-base", "0", "--dir"])
         .arg(scratch.0.join("sandbox"))

@@ -43,7 +43,7 @@ for _ in sys.stdin:
         events = []
         for _ in range(rng.randrange(1, 8)):
             pk = n(str(rng.randrange(-10, 20)))
-            row = None if rng.random() < 0.3 else {'id': pk, 'v': rng.choice([None, 'x', 'e\u0301\n']), 'f': n(canonical.es6_number(rng.random() * 10.0 ** rng.randrange(-9, 25)))}
+            row = None if rng.random() < 0.3 else {'id': pk, 'v': rng.choice([None, 'x', 'e\u0301\n']), 'f': n(canonical.es6_number((rng.random() + 0.5) * 10.0 ** rng.randrange(-3, 12)))}
             events.append((rng.choice('ab'), pk, row))
         on = [s for s in model.Server.scopes if rng.random() < 0.6]
         with model.Server.lock:
