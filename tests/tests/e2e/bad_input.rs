@@ -113,8 +113,8 @@ fn what_a_materializer_refuses() -> anyhow::Result<()> {
         Case {
             what: "unknown relation",
             url: url.clone(),
-            args: config("relation.yaml", "public.members", "public.membres")?,
-            hints: &["relation.yaml:6", "membres"],
+            args: config("relation.yaml", "public.members", "public.membres\n    id: members")?,
+            hints: &["relation.yaml: line 6", "membres"],
         },
         Case {
             what: "unknown column",
@@ -151,7 +151,7 @@ fn check_names_every_problem() -> anyhow::Result<()> {
     let path = sandbox.dir().join("many.yaml");
     let text = fs::read_to_string(sandbox.config())?;
     let text = text
-        .replace("public.members", "public.membres")
+        .replace("public.members", "public.membres\n    id: members")
         .replace("{assignee_id}", "{assignee}")
         .replace("read_only", "readonly");
     fs::write(&path, text)?;
