@@ -10,7 +10,7 @@ use puller::app::App;
 use puller::auth::{Authenticator, JwtVerifier};
 use puller::digests::Digests;
 use puller::router::{self, Limits};
-use puller::settings::{Cli, ServeSettings};
+use puller::settings::ServeSettings;
 use puller::staging::Staging;
 use puller::watch;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +25,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const CACHE_SESSIONS: usize = 3;
 
 fn main() -> ExitCode {
-    let Cli::Serve(settings) = Cli::parse();
+    let settings = ServeSettings::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-async fn serve(settings: Box<ServeSettings>) -> anyhow::Result<()> {
+async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
     logs::install(settings.log_format);
     let authenticator = authenticator(&settings)?;
     let stop = shutdown::token().context("cannot watch signals")?;

@@ -3,20 +3,14 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use clap::{Args, Parser};
+use clap::Parser;
 use tributary_shared::service::logs::LogFormat;
 use tributary_shared::store::session::Address;
 use tributary_shared::token::KeyRing;
 
-/// Serves durable sync state to clients over HTTP: connect, pull, rebuild.
-#[derive(Debug, Parser)]
+/// Serves durable sync state to clients over HTTP (connect, pull, rebuild) until SIGTERM.
+#[derive(Debug, Parser, Clone)]
 #[command(name = "puller", version)]
-pub enum Cli {
-    /// Serve until SIGTERM.
-    Serve(Box<ServeSettings>),
-}
-
-#[derive(Debug, Args, Clone)]
 pub struct ServeSettings {
     /// The database that is synchronized; read for accepted-write epochs only.
     #[arg(long, env = "TRIBUTARY_SOURCE_URL", hide_env_values = true)]

@@ -231,7 +231,7 @@ pub async fn reassign(
         update tributary.client_scope set assigned = false where client_no = $1 and scope_no = any($2)";
     statement::execute(db, sql, &[&client_no, &removed]).await?;
     let sql = "-- client::reassign_version
-        update tributary.client set scope_set_version = $2 where client_no = $1 and scope_set_version = $2 - 1";
+        update tributary.client set scope_set_version = $2 where client_no = $1 and scope_set_version = $2::bigint - 1";
     if statement::execute(db, sql, &[&client_no, &scope_set_version]).await? == 1 {
         Ok(())
     } else {

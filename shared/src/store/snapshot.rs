@@ -281,7 +281,7 @@ pub async fn create_session(db: &impl GenericClient, session: &Session) -> Resul
     let sql = format!(
         "-- snapshot::create_session
         insert into tributary.rebuild_session ({SESSION_COLUMNS}, expires_at)
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $15 + interval '24 hours')"
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $15::timestamptz + interval '24 hours')"
     );
     statement::execute(
         db,

@@ -278,7 +278,7 @@ pub async fn truncate(db: &impl GenericClient, table: &Table, event: Position) -
             where e.present
         ), moved as (
             update tributary.scope_entry e
-            set commit_lsn = $1, ordinal = $2 + d.effect, present = false
+            set commit_lsn = $1, ordinal = $2::bigint + d.effect, present = false
             from doomed d
             where e.row_id = d.row_id and e.scope_no = d.scope_no
             returning d.effect
