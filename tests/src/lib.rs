@@ -5,6 +5,7 @@ pub mod canonical;
 pub mod client;
 pub mod database;
 pub mod demo;
+pub mod envelope;
 pub mod expected;
 pub mod http;
 pub mod json;

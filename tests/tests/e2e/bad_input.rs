@@ -113,8 +113,8 @@ fn what_a_materializer_refuses() -> anyhow::Result<()> {
         Case {
             what: "unknown relation",
             url: url.clone(),
-            args: config("relation.yaml", "public.members", "public.membres\n    id: members")?,
-            hints: &["relation.yaml: line 6", "membres"],
+            args: config("relation.yaml", "tables:", "tables:\n  - relation: public.nowhere")?,
+            hints: &["relation.yaml: line 3", "nowhere"],
         },
         Case {
             what: "unknown column",
@@ -151,7 +151,7 @@ fn check_names_every_problem() -> anyhow::Result<()> {
     let path = sandbox.dir().join("many.yaml");
     let text = fs::read_to_string(sandbox.config())?;
     let text = text
-        .replace("public.members", "public.membres\n    id: members")
+        .replace("tables:", "tables:\n  - relation: public.nowhere")
         .replace("{assignee_id}", "{assignee}")
         .replace("read_only", "readonly");
     fs::write(&path, text)?;
@@ -159,7 +159,7 @@ fn check_names_every_problem() -> anyhow::Result<()> {
     launch.args = vec!["check".into(), "--config".into(), path.into()];
     let (status, output) = launch.run()?;
     ensure!(status.code() == Some(1), "{status}: {output}");
-    for problem in ["membres", "assignee", "readonly"] {
+    for problem in ["nowhere", "assignee", "readonly"] {
         ensure!(output.contains(problem), "does not name {problem}: {output}");
     }
     Ok(())

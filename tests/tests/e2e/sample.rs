@@ -14,8 +14,9 @@ use tributary_tests::sandbox::{Options, Sandbox, eventually};
 pub fn settle(client: &mut Client, source: &Database, user: &str, limit: i64) -> anyhow::Result<usize> {
     eventually(Duration::from_secs(30), || {
         // A violation is final: the copy would not recover from it, and must not hide it by time running out.
-        if let Err(violation @ ClientError::Violation(_)) = client.sync(limit) {
-            panic!("{violation}");
+        match client.sync(limit) {
+            Err(violation @ ClientError::Violation(_)) => panic!("{violation}"),
+            outcome => outcome?,
         }
         let scopes = sample::scopes(user);
         ensure!(scopes.iter().map(|s| &s.scope).all(|s| client.scopes.contains_key(s)), "not every scope is assigned");
