@@ -146,11 +146,7 @@ async fn copy(
         copy_tables(baseline, session, writer, queue.clone(), rows.clone())
     });
     futures_util::future::try_join_all(workers).await?;
-    Ok(Copied {
-        rows: rows.load(Ordering::Relaxed),
-        next_row_id: next_row_id.load(Ordering::Relaxed),
-        snapshot_time,
-    })
+    Ok(Copied { rows: rows.load(Ordering::Relaxed), next_row_id: next_row_id.load(Ordering::Relaxed), snapshot_time })
 }
 
 /// The baseline counts as having materialized every epoch that its snapshot sees (contract: accepted writes).

@@ -205,7 +205,12 @@ impl Materializer {
     }
 
     /// The slot must stand where we left it: what was recorded before it was acknowledged is an upper bound.
-    async fn check_slot(&self, source_db: &Client, state: &deadpool_postgres::Object, resume: Lsn) -> anyhow::Result<()> {
+    async fn check_slot(
+        &self,
+        source_db: &Client,
+        state: &deadpool_postgres::Object,
+        resume: Lsn,
+    ) -> anyhow::Result<()> {
         let name = self.settings.slot.as_str();
         let Some(slot) = source::slot(source_db, name).await? else {
             bail!("replication slot {name} has vanished: changes since {resume} are lost to the stream");

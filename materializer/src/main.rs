@@ -73,12 +73,8 @@ async fn run(settings: RunSettings) -> anyhow::Result<()> {
     preflight::check_state(&state_db).await?;
     let holder = Uuid::new_v4();
     let size = STATE_SESSIONS + 2 * usize::from(settings.baseline_workers);
-    let state = session::pool(
-        settings.databases.state(),
-        &leader::application_name(holder),
-        size,
-        Duration::from_secs(10),
-    )?;
+    let state =
+        session::pool(settings.databases.state(), &leader::application_name(holder), size, Duration::from_secs(10))?;
     let previous = stored_registry(&state).await?;
     let (registry, warnings) = preflight::registry(&mut source_db, &settings.config, previous.as_ref()).await?;
     if let Some(previous) = &previous
@@ -106,11 +102,16 @@ async fn run(settings: RunSettings) -> anyhow::Result<()> {
         holder,
         stop: stop.clone(),
     };
-    let work = tokio::spawn(async move { materializer.run().await });
-    stop.cancelled().await;
-    health.unready("draining");
-    if tokio::time::timeout(grace, work).await.is_err() {
-        tracing::warn!("the running state transaction was not finished within the grace period; it is rolled back");
+    let mut work = tokio::spawn(async move { materializer.run().await });
+    tokio::select! {
+        // It ends by itself only by a panic, which a supervisor's restart may mend and silence would not.
+        ended = &mut work => ended.context("the materializer ended")?,
+        () = stop.cancelled() => {
+            health.unready("draining");
+            if tokio::time::timeout(grace, work).await.is_err() {
+                tracing::warn!("the running state transaction was not finished in time; it is rolled back");
+            }
+        }
     }
     admin_stop.cancel();
     admin.abort();
@@ -118,9 +119,7 @@ async fn run(settings: RunSettings) -> anyhow::Result<()> {
 }
 
 /// The registry in force, if the state has one already.
-async fn stored_registry(
-    state: &session::Pool,
-) -> anyhow::Result<Option<tributary_shared::registry::Registry>> {
+async fn stored_registry(state: &session::Pool) -> anyhow::Result<Option<tributary_shared::registry::Registry>> {
     let db = session::acquire(state).await?;
     if !migrate::is_migrated(&db).await? {
         return Ok(None);

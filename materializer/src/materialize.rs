@@ -13,9 +13,9 @@ use tributary_shared::position::Position;
 use tributary_shared::registry::{Registry, Table};
 use tributary_shared::rule::{Rule, RuleSql};
 use tributary_shared::store::error::StoreError;
+use tributary_shared::store::scope;
 use tributary_shared::store::session::{self, Pool};
 use tributary_shared::store::write::{self, EntryWrite, Existing, RowWrite};
-use tributary_shared::store::scope;
 
 use crate::assemble::{Batch, PendingRow, RowState, TableBatch};
 use crate::pgoutput::Datum;
@@ -64,7 +64,10 @@ enum Resolved<'a> {
     Null,
     Text(&'a str),
     /// From the projection: text if the column is stored, wire JSON if the table is synced.
-    Kept { text: Option<&'a str>, wire: Option<&'a str> },
+    Kept {
+        text: Option<&'a str>,
+        wire: Option<&'a str>,
+    },
 }
 
 impl<'a> Resolved<'a> {
@@ -212,7 +215,9 @@ impl Writer {
             rules.sql.iter().map(|(_, sql)| vec![Vec::new(); sql.columns.len()]).collect();
         for (row, pending_row) in pending.rows.iter().enumerate() {
             for (i, state) in pending_row.states.iter().enumerate() {
-                let Some(resolved) = self.resolve(table, pending_row, state, former, &HashMap::new())? else { continue };
+                let Some(resolved) = self.resolve(table, pending_row, state, former, &HashMap::new())? else {
+                    continue;
+                };
                 let last = i + 1 == pending_row.states.len();
                 let texts: Vec<Option<&str>> = resolved.iter().map(|r| r.text()).collect();
                 for rule in &native {
@@ -243,9 +248,7 @@ impl Writer {
             for (ordinal, values) in answers {
                 let (row, last) = asked[ordinal as usize];
                 let values: Vec<Option<&str>> = values.iter().map(Option::as_deref).collect();
-                let scope = rule
-                    .scope_id(&values)
-                    .map_err(|e| self.poison(index, &e.to_string()))?;
+                let scope = rule.scope_id(&values).map_err(|e| self.poison(index, &e.to_string()))?;
                 if let Some(id) = scope {
                     add(&mut membership[row], scopes.index(id), last);
                 }
@@ -295,8 +298,7 @@ impl Writer {
         if self.scopes.len() > SCOPE_CACHE {
             self.scopes.clear();
         }
-        let missing: Vec<&str> =
-            ids.iter().map(String::as_str).filter(|id| !self.scopes.contains_key(*id)).collect();
+        let missing: Vec<&str> = ids.iter().map(String::as_str).filter(|id| !self.scopes.contains_key(*id)).collect();
         if !missing.is_empty() {
             let db = session::acquire(&self.pool).await?;
             let numbers = scope::intern(&db, &missing).await?;
@@ -350,9 +352,7 @@ impl Writer {
             for &scope_no in &present {
                 left.remove(&scope_no);
             }
-            for (scope_no, present) in
-                present.iter().map(|&s| (s, true)).chain(left.iter().map(|&s| (s, false)))
-            {
+            for (scope_no, present) in present.iter().map(|&s| (s, true)).chain(left.iter().map(|&s| (s, false))) {
                 entries.push(EntryWrite {
                     row_id,
                     scope_no,
@@ -365,7 +365,11 @@ impl Writer {
                 Some(resolved) => {
                     let version = self.baseline_version.unwrap_or(state.position);
                     let write = self.encode(index, pending_row, row_id, version, &resolved)?;
-                    if existing.is_some() { updated.push(write) } else { added.push(write) }
+                    if existing.is_some() {
+                        updated.push(write)
+                    } else {
+                        added.push(write)
+                    }
                     if departed.is_some() {
                         returned.push(row_id);
                     }
@@ -409,8 +413,8 @@ impl Writer {
         let mut wires = HashMap::new();
         for key in wanted {
             if let Some(wire) = former.by_key.get(key).and_then(|e| e.wire.as_deref()) {
-                let fields = wire_fields(wire)
-                    .map_err(|_| self.poison(index, "a captured row is not readable JSON"))?;
+                let fields =
+                    wire_fields(wire).map_err(|_| self.poison(index, "a captured row is not readable JSON"))?;
                 wires.insert(key, fields);
             }
         }
@@ -426,10 +430,8 @@ impl Writer {
         resolved: &[Resolved<'a>],
     ) -> Result<RowWrite<'a>, MaterializeError> {
         let table = &self.registry.tables[index];
-        let stored =
-            table.columns.iter().zip(resolved).filter(|(c, _)| c.stored).map(|(_, r)| r.text()).collect();
-        let mut write =
-            RowWrite { row_id, key: &pending.key, version, wire: None, digest: None, stored };
+        let stored = table.columns.iter().zip(resolved).filter(|(c, _)| c.stored).map(|(_, r)| r.text()).collect();
+        let mut write = RowWrite { row_id, key: &pending.key, version, wire: None, digest: None, stored };
         if !table.capture_only {
             let sources: Vec<FieldSource<'_>> = resolved
                 .iter()

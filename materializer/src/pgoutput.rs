@@ -117,12 +117,7 @@ impl Decoder {
             .enumerate()
             .map(|(i, t)| ((t.relation.schema().to_owned(), t.relation.name().to_owned()), i))
             .collect();
-        Self {
-            parser: LogicalReplicationParser::with_protocol_version(1),
-            tables,
-            by_name,
-            by_oid: HashMap::new(),
-        }
+        Self { parser: LogicalReplicationParser::with_protocol_version(1), tables, by_name, by_oid: HashMap::new() }
     }
 
     /// The change in a message; `None` for messages that announce something.
@@ -133,7 +128,13 @@ impl Decoder {
         let message =
             self.parser.parse_wal_message_bytes(message).map_err(|e| DecodeError::Malformed(e.to_string()))?.message;
         match message {
-            LogicalReplicationMessage::Relation { relation_id, namespace, relation_name, replica_identity, columns } => {
+            LogicalReplicationMessage::Relation {
+                relation_id,
+                namespace,
+                relation_name,
+                replica_identity,
+                columns,
+            } => {
                 let streamed: Vec<Streamed> = columns
                     .iter()
                     .map(|c| Streamed { name: c.name.to_string(), type_oid: c.type_id, key: c.is_key() })

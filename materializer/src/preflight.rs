@@ -2,8 +2,8 @@
 
 use anyhow::{Context, bail};
 use tokio_postgres::Client;
-use tributary_shared::registry::config::SyncConfig;
 use tributary_shared::registry::Registry;
+use tributary_shared::registry::config::SyncConfig;
 use tributary_shared::store::session::Address;
 use tributary_shared::store::{catalog, source};
 
@@ -86,9 +86,18 @@ pub async fn registry(
     let lines = |problems: Vec<tributary_shared::registry::Problem>| {
         Problems(problems.iter().map(|p| format!("{name}: {p}")).collect())
     };
-    let config = SyncConfig::parse(&text).map_err(lines)?;
+    let (config, mut problems) = SyncConfig::read(&text);
     let known = catalog::load(db, &config.relations()).await?;
-    let (registry, warnings) = Registry::resolve(&config, &known, previous).map_err(lines)?;
+    let resolved = Registry::resolve(&config, &known, previous);
+    if let Err(more) = &resolved {
+        problems.extend(more.iter().cloned());
+        problems.sort();
+        problems.dedup();
+    }
+    let (registry, warnings) = match resolved {
+        Ok(resolved) if problems.is_empty() => resolved,
+        _ => return Err(lines(problems).into()),
+    };
     let (problems, more) = catalog::check_expressions(db, &config, &registry).await?;
     if !problems.is_empty() {
         return Err(lines(problems).into());

@@ -96,4 +96,3 @@ pub fn advice(error: &PgWireError) -> String {
         text
     }
 }
-

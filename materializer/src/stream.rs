@@ -119,33 +119,25 @@ pub async fn follow(stream: Stream<'_>) -> Result<(), StreamError> {
     let (durable_sender, mut durable) = watch::channel(stream.progress.resume_lsn);
     let mut writing = tokio::spawn(write_batches(stream.state.clone(), writer, stream.epoch, inbox, durable_sender));
 
-    let outcome = receive(&stream, &mut client, &mut assembler, &mut decoder, &batches, &mut durable, &mut writing).await;
+    let outcome =
+        receive(&stream, &mut client, &mut assembler, &mut decoder, &batches, &mut durable, &mut writing).await;
     // Lets the writer finish what it was given; a part of a transaction is rolled back by the closed channel.
     drop(batches);
-    let written = if writing.is_finished() && matches!(outcome, Err(Received::Writer)) {
-        Ok(())
-    } else {
-        join(writing.await)
+    let outcome = match outcome {
+        Err(Received::Writer(error)) => Err(error),
+        Ok(()) => join(writing.await),
+        Err(Received::Failed(error)) => join(writing.await).and(Err(error)),
     };
     client.update_applied_lsn(wire(*durable.borrow()));
     client.stop();
-    match outcome {
-        Ok(()) => written,
-        Err(Received::Writer) => Err(StreamError::Ended),
-        Err(Received::Failed(error)) => {
-            written?;
-            Err(error)
-        }
-        Err(Received::WriterFailed(error)) => Err(error),
-    }
+    outcome
 }
 
 /// How receiving ended early.
 enum Received {
     Failed(StreamError),
-    /// The writer ended without an error although batches are left, which it never does.
-    Writer,
-    WriterFailed(StreamError),
+    /// The writer ended first; its task is joined.
+    Writer(StreamError),
 }
 
 impl<E: Into<StreamError>> From<E> for Received {
@@ -187,10 +179,7 @@ async fn receive(
             biased;
             () = stream.stop.cancelled() => return Ok(()),
             ended = &mut *writing => {
-                return match join(ended) {
-                    Ok(()) => Err(Received::Writer),
-                    Err(error) => Err(Received::WriterFailed(error)),
-                };
+                return Err(Received::Writer(join(ended).err().unwrap_or(StreamError::Ended)));
             }
             changed = durable.changed() => {
                 if changed.is_ok() {
@@ -334,12 +323,8 @@ async fn write_batches(
             }
         };
         let TransactionEnd { commit_lsn, end_lsn, commit_time } = end;
-        let advance = Advance {
-            boundary_lsn: commit_lsn,
-            resume_lsn: end_lsn,
-            commit_time,
-            next_row_id: writer.next_row_id(),
-        };
+        let advance =
+            Advance { boundary_lsn: commit_lsn, resume_lsn: end_lsn, commit_time, next_row_id: writer.next_row_id() };
         progress::advance(&transaction, epoch, advance).await?;
         transaction.commit().await.map_err(StoreError::from)?;
         durable.send_replace(end_lsn);

@@ -6,9 +6,7 @@ use std::time::SystemTime;
 use serde_json::value::RawValue;
 use tributary_shared::digest::hex;
 use tributary_shared::manifest::SchemaHash;
-use tributary_shared::protocol::{
-    ConnectRequest, ConnectResponse, Envelope, SchemaAction, ScopeId, UnsupportedSchema,
-};
+use tributary_shared::protocol::{ConnectRequest, ConnectResponse, Envelope, SchemaAction, ScopeId, UnsupportedSchema};
 use tributary_shared::store::{client, configuration, session};
 
 use crate::app::{App, Failure, begin};
@@ -62,7 +60,14 @@ async fn once(app: &App, user: &Identity, request: &ConnectRequest) -> Result<Ve
 
     if let Action::Unsupported(reason) = action {
         // Nothing is registered or assigned for a client that cannot use it.
-        return Ok(answer(app, &opened, generation, version as u64, SchemaAction::Unsupported(reason), &Delta::default()));
+        return Ok(answer(
+            app,
+            &opened,
+            generation,
+            version as u64,
+            SchemaAction::Unsupported(reason),
+            &Delta::default(),
+        ));
     }
     let reconciled = gate::reconcile(&db, &opened, client_no, version, user.user.as_str()).await?;
     let rebuild_all = matches!(action, Action::RebuildAll);
@@ -137,7 +142,8 @@ async fn register(
             // Its assignment version must not look like an old one to the client either.
             let version = request.scope_set_version as i64;
             let client_no = if writes {
-                client::create(db, user.user.as_str(), request.client_id.as_str(), generation, version, app.now()).await?
+                client::create(db, user.user.as_str(), request.client_id.as_str(), generation, version, app.now())
+                    .await?
             } else {
                 0
             };

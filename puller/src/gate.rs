@@ -31,7 +31,8 @@ pub struct Opened {
 /// Reads progress first, then the client: one snapshot, one round trip.
 pub async fn open(app: &App, db: &Transaction<'_>, client_id: &ClientId) -> Result<Opened, Failure> {
     let id = client_id.as_str();
-    let (progress, client, scopes) = tokio::try_join!(biased; progress::load(db), client::load(db, id), client::scopes(db, id))?;
+    let (progress, client, scopes) =
+        tokio::try_join!(biased; progress::load(db), client::load(db, id), client::scopes(db, id))?;
     let progress = progress.ok_or(ApiError::TemporaryUnavailable { retry_after: 1 })?;
     let served = app.served(db, progress.configuration_no).await?;
     let scopes = scopes.into_iter().map(|scope| (scope.scope_id.clone(), scope)).collect();
@@ -93,7 +94,14 @@ impl Opened {
     }
 
     /// A new token of this scope at a position.
-    pub fn seal(&self, app: &App, expected: &Expected<'_>, generation: u64, scope: &ClientScope, position: Position) -> String {
+    pub fn seal(
+        &self,
+        app: &App,
+        expected: &Expected<'_>,
+        generation: u64,
+        scope: &ClientScope,
+        position: Position,
+    ) -> String {
         Cursor {
             lineage: self.lineage(generation, scope),
             bindings: Bindings::of(expected),
@@ -176,12 +184,8 @@ pub async fn reconcile(
     let wanted: BTreeSet<String> = wanted.into_iter().collect();
     let had: BTreeSet<&String> = opened.scopes.values().filter(|s| s.assigned).map(|s| &s.scope_id).collect();
     let added: Vec<&str> = wanted.iter().filter(|id| !had.contains(id)).map(String::as_str).collect();
-    let removed: Vec<i32> = opened
-        .scopes
-        .values()
-        .filter(|s| s.assigned && !wanted.contains(&s.scope_id))
-        .map(|s| s.scope_no)
-        .collect();
+    let removed: Vec<i32> =
+        opened.scopes.values().filter(|s| s.assigned && !wanted.contains(&s.scope_id)).map(|s| s.scope_no).collect();
     let mut version = scope_set_version;
     let mut all: BTreeMap<String, ClientScope> = opened.scopes.clone();
     if !added.is_empty() || !removed.is_empty() {

@@ -84,8 +84,7 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
     });
     let max_silence = (settings.max_silence_seconds > 0).then(|| Duration::from_secs(settings.max_silence_seconds));
     let watching = tokio::spawn(watch::watch(app.clone(), max_silence, stop.clone()));
-    let limits =
-        Limits { in_flight: settings.max_in_flight as usize, body_octets: settings.max_body_bytes as usize };
+    let limits = Limits { in_flight: settings.max_in_flight as usize, body_octets: settings.max_body_bytes as usize };
     tracing::info!(listen = %settings.listen, state = %state, "serving");
 
     let drain = stop.clone();

@@ -239,7 +239,8 @@ async fn find(db: &Transaction<'_>, served: &Served, candidates: &[Candidate]) -
 fn outcome<'a>(served: &'a Served, found: &'a Found, candidate: &Candidate) -> Result<Outcome<'a>, Failure> {
     let (table, _) = served.table(candidate.table_no)?;
     if candidate.present {
-        let row = found.rows.get(&candidate.row_id).ok_or_else(|| Failure::integrity("an entry has no captured row"))?;
+        let row =
+            found.rows.get(&candidate.row_id).ok_or_else(|| Failure::integrity("an entry has no captured row"))?;
         Ok(Outcome { table_id: &table.id, key: &row.key, row: Some(row) })
     } else {
         let key = found.keys.get(&candidate.row_id).ok_or_else(|| Failure::integrity("a delete marker has no key"))?;

@@ -79,7 +79,9 @@ enum Mode {
 enum Outcome {
     Page(Vec<u8>),
     /// The content is not staged, and this request may not or cannot do it now.
-    Unstaged { scope_no: i32 },
+    Unstaged {
+        scope_no: i32,
+    },
 }
 
 async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) -> Result<Outcome, Failure> {
@@ -108,9 +110,8 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) 
             Ok(Outcome::Page(page))
         }
         Some(token) => {
-            let continuation =
-                Continuation::open(&app.keys, token.as_str(), &context.expected(), request.rebuild_id)
-                    .map_err(|_| ApiError::InvalidRequest)?;
+            let continuation = Continuation::open(&app.keys, token.as_str(), &context.expected(), request.rebuild_id)
+                .map_err(|_| ApiError::InvalidRequest)?;
             // A continuation of a scope whose assignment was invalidated cannot go on.
             let scope = scope.ok_or(ApiError::RebuildRestartRequired)?;
             let current = continuation::Current {
@@ -203,11 +204,8 @@ impl<'a> Context<'a> {
             .ok_or_else(|| Failure::integrity("a session's snapshot is missing"))?;
         let start = i64::try_from(start).map_err(|_| ApiError::InvalidRequest)?;
         let end = staged.row_count.min(start.saturating_add(i64::from(session.page_limit)));
-        let blocks = if start < end {
-            snapshot::blocks(self.db, session.snapshot_no, start, end).await?
-        } else {
-            Vec::new()
-        };
+        let blocks =
+            if start < end { snapshot::blocks(self.db, session.snapshot_no, start, end).await? } else { Vec::new() };
         let mut records: Vec<&[u8]> = Vec::with_capacity((end - start).max(0) as usize);
         for block in &blocks {
             let mut from = 0;

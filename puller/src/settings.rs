@@ -61,7 +61,13 @@ pub struct ServeSettings {
     #[arg(long, env = "TRIBUTARY_MAX_SILENCE_SECONDS", default_value = "300")]
     pub max_silence_seconds: u64,
     /// Shifts the clock, for tests of expiry.
-    #[arg(long, env = "TRIBUTARY_CLOCK_OFFSET_SECONDS", default_value = "0", hide = true, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        env = "TRIBUTARY_CLOCK_OFFSET_SECONDS",
+        default_value = "0",
+        hide = true,
+        allow_negative_numbers = true
+    )]
     pub clock_offset_seconds: i64,
 }
 

@@ -72,7 +72,8 @@ pub async fn stage(
     let total: i64 = counts.values().sum();
     let schema_hash = &opened.served.configuration.schema_hash;
     let mut digester = ScopeDigester::new(schema_hash, &scope.scope_id, total as u64);
-    let mut blocks = Blocks { db, snapshot_no, next_block: 0, first_row: 0, ends: Vec::new(), records: Vec::new(), octets: 0 };
+    let mut blocks =
+        Blocks { db, snapshot_no, next_block: 0, first_row: 0, ends: Vec::new(), records: Vec::new(), octets: 0 };
     let mut identity = Vec::new();
     for (table, encoder) in opened.served.tables_in_identity_order() {
         if !counts.contains_key(&table.table_no) {
@@ -90,8 +91,7 @@ pub async fn stage(
                 digester
                     .row(&identity, &row.digest)
                     .map_err(|_| Failure::integrity("a scope's rows are not in order"))?;
-                let pk =
-                    encoder.key_json(&row.key).map_err(|_| Failure::integrity("a stored key is not canonical"))?;
+                let pk = encoder.key_json(&row.key).map_err(|_| Failure::integrity("a stored key is not canonical"))?;
                 let version = row.version.server_version();
                 RebuildPage::record(&mut blocks.records, &table.id, &pk, &row.wire, &row.digest, &version);
                 blocks.end_record().await?;

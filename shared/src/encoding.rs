@@ -49,12 +49,7 @@ pub fn manifest(registry: &Registry, newest: Option<&Manifest>) -> Result<Manife
 
 /// Checks that a captured row is what was captured: its canonical digest, computed anew from its wire JSON, and its key
 /// are those that are stored with it (ADR 003: a digest mismatch fails the whole page).
-pub fn is_as_captured(
-    encoder: &RowEncoder,
-    table: &Table,
-    schema_hash: &[u8; 32],
-    captured: &Captured,
-) -> bool {
+pub fn is_as_captured(encoder: &RowEncoder, table: &Table, schema_hash: &[u8; 32], captured: &Captured) -> bool {
     let Ok(fields) = wire_fields(&captured.wire) else { return false };
     let mut delivered = 0;
     let mut sources = Vec::with_capacity(table.columns.len());

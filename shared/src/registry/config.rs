@@ -92,6 +92,13 @@ impl SyncConfig {
     /// # Errors
     /// Every problem of the text, in line order.
     pub fn parse(yaml: &str) -> Result<Self, Vec<Problem>> {
+        let (config, problems) = Self::read(yaml);
+        if problems.is_empty() { Ok(config) } else { Err(problems) }
+    }
+
+    /// Reads `sync.yaml` as far as it can be read: what is right of it, and every problem of the rest, in line order.
+    /// For a check, which goes on to the catalog to find the problems that only a database shows.
+    pub fn read(yaml: &str) -> (Self, Vec<Problem>) {
         let mut reader = Reader::default();
         let mut config = Self { tables: Vec::new(), scopes: Vec::new(), assignments: Vec::new() };
         let document = reader.document(yaml);
@@ -117,7 +124,12 @@ impl SyncConfig {
         let mut problems = reader.problems;
         problems.sort();
         problems.dedup();
-        if problems.is_empty() { Ok(config) } else { Err(problems) }
+        if !problems.is_empty() {
+            let orphans: Vec<bool> = config.scopes.iter().map(|scope| config.target(scope).is_err()).collect();
+            let mut orphans = orphans.into_iter();
+            config.scopes.retain(|_| !orphans.next().unwrap_or(false));
+        }
+        (config, problems)
     }
 
     /// The relations of all tables.

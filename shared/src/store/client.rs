@@ -115,8 +115,7 @@ pub async fn create(
         insert into tributary.client (user_id, client_id, generation, scope_set_version, created_at, acknowledged_at)
         values ($1, $2, $3, $4, $5, $5)
         returning client_no";
-    let row =
-        statement::query_one(db, sql, &[&user_id, &client_id, &generation, &scope_set_version, &now]).await?;
+    let row = statement::query_one(db, sql, &[&user_id, &client_id, &generation, &scope_set_version, &now]).await?;
     Ok(row.try_get(0)?)
 }
 
@@ -182,8 +181,8 @@ fn scope_from_row(row: &tokio_postgres::Row) -> Result<ClientScope> {
     let position = |lsn: usize, ordinal: usize| -> Result<Option<Position>> {
         let pair: (Option<i64>, Option<i64>) = (row.try_get(lsn)?, row.try_get(ordinal)?);
         let (Some(lsn), Some(ordinal)) = pair else { return Ok(None) };
-        let position =
-            Position::from_sql(lsn, ordinal).map_err(|_| StoreError::integrity("a scope holds an impossible position"))?;
+        let position = Position::from_sql(lsn, ordinal)
+            .map_err(|_| StoreError::integrity("a scope holds an impossible position"))?;
         Ok(Some(position))
     };
     let floor = position(4, 5)?.unwrap_or(Position::GENERATION_START);
@@ -241,11 +240,7 @@ pub async fn reassign(
 
 /// Advances checkpoints to presented positions, per scope and never backwards (ADR 003, "Cursor issuance and server
 /// acknowledgement"). Callers pass only positions that are ahead of the stored ones.
-pub async fn acknowledge(
-    db: &impl GenericClient,
-    client_no: i64,
-    presented: &[(i32, Position)],
-) -> Result<()> {
+pub async fn acknowledge(db: &impl GenericClient, client_no: i64, presented: &[(i32, Position)]) -> Result<()> {
     let sql = "-- client::acknowledge
         update tributary.client_scope cs
         set acknowledged_lsn = u.lsn, acknowledged_ordinal = u.ordinal

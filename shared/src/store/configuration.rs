@@ -27,16 +27,17 @@ pub struct Configuration {
 /// # Errors
 /// [`StoreError::Integrity`] when it is missing or cannot be read, as progress pointed to it.
 pub async fn load(db: &impl GenericClient, configuration_no: i64) -> Result<Configuration> {
-    let row = statement::query_opt(db,
-            "-- configuration::load
+    let row = statement::query_opt(
+        db,
+        "-- configuration::load
             select c.registry, m.schema_version, m.schema_hash, m.document
             from tributary.configuration c
             join tributary.manifest m on m.schema_version = c.schema_version
             where c.configuration_no = $1",
-            &[&configuration_no],
-        )
-        .await?
-        .ok_or_else(|| StoreError::integrity("the configuration in force is missing"))?;
+        &[&configuration_no],
+    )
+    .await?
+    .ok_or_else(|| StoreError::integrity("the configuration in force is missing"))?;
     let registry: String = row.try_get(0)?;
     let hash: Vec<u8> = row.try_get(2)?;
     Ok(Configuration {
@@ -51,23 +52,25 @@ pub async fn load(db: &impl GenericClient, configuration_no: i64) -> Result<Conf
 
 /// The newest published manifest, as its wire document.
 pub async fn newest_manifest(db: &impl GenericClient) -> Result<Option<String>> {
-    let row = statement::query_opt(db,
-            "-- configuration::newest_manifest
+    let row = statement::query_opt(
+        db,
+        "-- configuration::newest_manifest
             select document from tributary.manifest order by schema_version desc limit 1",
-            &[],
-        )
-        .await?;
+        &[],
+    )
+    .await?;
     Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
 /// A published manifest's wire document by its exact reference, `None` when this lineage never had it.
 pub async fn manifest(db: &impl GenericClient, version: i64, hash: &[u8]) -> Result<Option<String>> {
-    let row = statement::query_opt(db,
-            "-- configuration::manifest
+    let row = statement::query_opt(
+        db,
+        "-- configuration::manifest
             select document from tributary.manifest where schema_version = $1 and schema_hash = $2",
-            &[&version, &hash],
-        )
-        .await?;
+        &[&version, &hash],
+    )
+    .await?;
     Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
@@ -77,7 +80,8 @@ pub async fn store(db: &impl GenericClient, registry: &Registry, manifest: &Mani
     let hash = *manifest.hash().octets();
     let document = manifest.to_json();
     let version = manifest.version() as i64;
-    statement::execute(db,
+    statement::execute(
+        db,
         "-- configuration::store_manifest
         insert into tributary.manifest (schema_version, schema_hash, document)
         values ($1, $2, $3)
@@ -87,13 +91,14 @@ pub async fn store(db: &impl GenericClient, registry: &Registry, manifest: &Mani
     .await?;
     let text = serde_json::to_string(registry)
         .map_err(|e| StoreError::integrity(format!("the configuration cannot be written: {e}")))?;
-    let row = statement::query_one(db,
-            "-- configuration::store
+    let row = statement::query_one(
+        db,
+        "-- configuration::store
             insert into tributary.configuration (schema_version, registry)
             select schema_version, $3 from tributary.manifest where schema_version = $1 and schema_hash = $2
             returning configuration_no",
-            &[&version, &hash.as_slice(), &text],
-        )
-        .await?;
+        &[&version, &hash.as_slice(), &text],
+    )
+    .await?;
     Ok(row.try_get(0)?)
 }

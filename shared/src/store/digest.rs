@@ -112,7 +112,5 @@ pub async fn kept(db: &impl GenericClient, key: &DigestKey) -> Result<Option<[u8
     )
     .await?;
     let digest: Option<Vec<u8>> = row.map(|row| row.try_get(0)).transpose()?;
-    digest
-        .map(|d| d.try_into().map_err(|_| StoreError::integrity("a scope digest is not 32 octets")))
-        .transpose()
+    digest.map(|d| d.try_into().map_err(|_| StoreError::integrity("a scope digest is not 32 octets"))).transpose()
 }

@@ -55,13 +55,17 @@ impl StoreError {
             Self::Database(error) => match error.code() {
                 // No SQLSTATE: the connection broke or the answer could not be read.
                 None => Fate::Retry,
-                Some(code) if *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED => {
+                Some(code)
+                    if *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED =>
+                {
                     Fate::Rerun
                 }
                 // 08 connection, 53 resources, 57 operator intervention, 58 system, 25 transaction state after a
                 // dropped connection, 55 object not available (lock timeout, object in use), 28 and 3D: a password or
                 // database that is being changed.
-                Some(code) if ["08", "53", "57", "58", "25", "55", "28", "3D"].contains(&&code.code()[..2]) => Fate::Retry,
+                Some(code) if ["08", "53", "57", "58", "25", "55", "28", "3D"].contains(&&code.code()[..2]) => {
+                    Fate::Retry
+                }
                 Some(_) => Fate::Stop,
             },
         }

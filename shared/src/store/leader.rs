@@ -66,20 +66,22 @@ pub async fn acquire(db: &impl GenericClient, holder: Uuid, lease: Duration) -> 
 /// # Errors
 /// [`StoreError::Fenced`] when another leads.
 pub async fn renew(db: &impl GenericClient, epoch: i64, acknowledged: Lsn) -> Result<()> {
-    let renewed = statement::execute(db,
-            "-- leader::renew
+    let renewed = statement::execute(
+        db,
+        "-- leader::renew
             update tributary.leader
             set renewed_at = clock_timestamp(), acknowledged_lsn = greatest(acknowledged_lsn, $2)
             where epoch = $1",
-            &[&epoch, &acknowledged.to_sql()],
-        )
-        .await?;
+        &[&epoch, &acknowledged.to_sql()],
+    )
+    .await?;
     if renewed == 1 { Ok(()) } else { Err(StoreError::Fenced) }
 }
 
 /// Gives the lease up, so that a standby need not wait for it to run out.
 pub async fn release(db: &impl GenericClient, epoch: i64) -> Result<()> {
-    statement::execute(db,
+    statement::execute(
+        db,
         "-- leader::release\nupdate tributary.leader set renewed_at = 'epoch' where epoch = $1",
         &[&epoch],
     )
@@ -89,7 +91,8 @@ pub async fn release(db: &impl GenericClient, epoch: i64) -> Result<()> {
 
 /// The highest LSN that was ever recorded as acknowledged, exclusive.
 pub async fn acknowledged(db: &impl GenericClient) -> Result<Lsn> {
-    let row = statement::query_opt(db,"-- leader::acknowledged\nselect acknowledged_lsn from tributary.leader", &[]).await?;
+    let row =
+        statement::query_opt(db, "-- leader::acknowledged\nselect acknowledged_lsn from tributary.leader", &[]).await?;
     let stored = row.map(|row| row.try_get::<_, i64>(0)).transpose()?.unwrap_or(0);
     Lsn::from_sql(stored).map_err(|_| StoreError::integrity("the leader row holds an impossible LSN"))
 }
@@ -97,7 +100,7 @@ pub async fn acknowledged(db: &impl GenericClient) -> Result<Lsn> {
 /// Forgets what was acknowledged, when a new slot starts a new lineage.
 pub async fn forget_acknowledged(db: &impl GenericClient, epoch: i64) -> Result<()> {
     let sql = "-- leader::forget_acknowledged\nupdate tributary.leader set acknowledged_lsn = 0 where epoch = $1";
-    if statement::execute(db,sql, &[&epoch]).await? == 1 { Ok(()) } else { Err(StoreError::Fenced) }
+    if statement::execute(db, sql, &[&epoch]).await? == 1 { Ok(()) } else { Err(StoreError::Fenced) }
 }
 
 /// Holds the leader's epoch until the transaction ends: a takeover waits for it, and after a takeover it fails.

@@ -86,10 +86,12 @@ pub async fn advance(db: &impl GenericClient, epoch: i64, to: Advance) -> Result
         set boundary_lsn = $1, resume_lsn = $2, commit_time = $3, next_row_id = $4, leader_epoch = $5,
             materialized_at = clock_timestamp()
         where boundary_lsn < $1 and resume_lsn < $2 and next_row_id <= $4 and leader_epoch <= $5";
-    let moved = statement::execute(db, sql,
-            &[&to.boundary_lsn.to_sql(), &to.resume_lsn.to_sql(), &to.commit_time, &to.next_row_id, &epoch],
-        )
-        .await?;
+    let moved = statement::execute(
+        db,
+        sql,
+        &[&to.boundary_lsn.to_sql(), &to.resume_lsn.to_sql(), &to.commit_time, &to.next_row_id, &epoch],
+    )
+    .await?;
     if moved == 1 { Ok(()) } else { Err(StoreError::integrity("progress does not move forward")) }
 }
 
@@ -104,7 +106,8 @@ pub async fn activate(
     next_row_id: i64,
 ) -> Result<()> {
     super::leader::hold(db, epoch).await?;
-    statement::execute(db,
+    statement::execute(
+        db,
         "-- progress::activate
         insert into tributary.progress (stream_generation, boundary_lsn, resume_lsn, commit_time, materialized_at,
             leader_epoch, configuration_no, next_row_id)

@@ -29,8 +29,9 @@ pub async fn open(
     relation: Option<&str>,
     detail: &str,
 ) -> Result<i64> {
-    let row = statement::query_one(db,
-            "-- quarantine::open
+    let row = statement::query_one(
+        db,
+        "-- quarantine::open
             with known as (
                 select quarantine_no from tributary.quarantine
                 where resolved_at is null and commit_lsn = $1 and reason = $2 and detail = $4
@@ -40,24 +41,25 @@ pub async fn open(
                 returning quarantine_no
             )
             select quarantine_no from known union all select quarantine_no from opened limit 1",
-            &[&commit_lsn.to_sql(), &reason, &relation, &detail],
-        )
-        .await?;
+        &[&commit_lsn.to_sql(), &reason, &relation, &detail],
+    )
+    .await?;
     Ok(row.try_get(0)?)
 }
 
 /// The newest open case.
 pub async fn current(db: &impl GenericClient) -> Result<Option<Case>> {
-    let row = statement::query_opt(db,
-            "-- quarantine::current
+    let row = statement::query_opt(
+        db,
+        "-- quarantine::current
             select quarantine_no, commit_lsn, reason, relation, detail
             from tributary.quarantine
             where resolved_at is null
             order by quarantine_no desc
             limit 1",
-            &[],
-        )
-        .await?;
+        &[],
+    )
+    .await?;
     let Some(row) = row else { return Ok(None) };
     Ok(Some(Case {
         quarantine_no: row.try_get(0)?,
@@ -72,12 +74,12 @@ pub async fn current(db: &impl GenericClient) -> Result<Option<Case>> {
 pub async fn resolve(db: &impl GenericClient) -> Result<u64> {
     let sql = "-- quarantine::resolve
         update tributary.quarantine set resolved_at = clock_timestamp() where resolved_at is null";
-    Ok(statement::execute(db,sql, &[]).await?)
+    Ok(statement::execute(db, sql, &[]).await?)
 }
 
 /// Whether the case is still open.
 pub async fn is_open(db: &impl GenericClient, quarantine_no: i64) -> Result<bool> {
     let sql = "-- quarantine::is_open
         select exists (select from tributary.quarantine where quarantine_no = $1 and resolved_at is null)";
-    Ok(statement::query_one(db,sql, &[&quarantine_no]).await?.try_get(0)?)
+    Ok(statement::query_one(db, sql, &[&quarantine_no]).await?.try_get(0)?)
 }

@@ -75,15 +75,7 @@ pub async fn begin(db: &impl GenericClient, key: &DigestKey, now: SystemTime) ->
     let row = statement::query_one(
         db,
         sql,
-        &[
-            &key.scope_no,
-            &key.stream_generation,
-            &key.schema_version,
-            &key.membership_generation,
-            &lsn,
-            &ordinal,
-            &now,
-        ],
+        &[&key.scope_no, &key.stream_generation, &key.schema_version, &key.membership_generation, &lsn, &ordinal, &now],
     )
     .await?;
     Ok(row.try_get(0)?)

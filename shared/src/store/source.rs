@@ -71,11 +71,7 @@ pub async fn server(db: &Client) -> Result<Server> {
 ///
 /// Our own tables are never in it: it names its tables one by one.
 pub async fn ensure_publication(db: &Client, name: &str, tables: &[Table]) -> Result<bool> {
-    let list = tables
-        .iter()
-        .map(|t| format!("only {}", t.relation.quoted()))
-        .collect::<Vec<_>>()
-        .join(", ");
+    let list = tables.iter().map(|t| format!("only {}", t.relation.quoted())).collect::<Vec<_>>().join(", ");
     let exists = db
         .query_opt("-- source::publication\nselect puballtables from pg_publication where pubname = $1", &[&name])
         .await?;
@@ -215,7 +211,7 @@ pub async fn accepted_epochs(
     let sql = "-- source::accepted_epochs\nselect user_id, client_id, epoch from tributary.accepted_write";
     let none: [&(dyn tokio_postgres::types::ToSql + Sync); 0] = [];
     let rows = db.query_raw(sql, none).await?;
-    Ok(rows.map_err(StoreError::from).and_then(|row| async move {
-        Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
-    }))
+    Ok(rows
+        .map_err(StoreError::from)
+        .and_then(|row| async move { Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)) }))
 }

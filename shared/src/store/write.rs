@@ -183,10 +183,8 @@ pub async fn delete_rows(db: &impl GenericClient, table: &Table, row_ids: &[i64]
     if row_ids.is_empty() {
         return Ok(());
     }
-    let sql = format!(
-        "-- write::delete_rows\ndelete from {} where tributary_row_id = any($1)",
-        projection::name(table)
-    );
+    let sql =
+        format!("-- write::delete_rows\ndelete from {} where tributary_row_id = any($1)", projection::name(table));
     expect_count(statement::execute(db, &sql, &[&row_ids]).await?, row_ids.len(), "delete_rows")
 }
 

@@ -5,4 +5,5 @@ mod lifetime;
 mod oracle;
 mod pgbench;
 mod restart;
+mod rules_sql;
 mod sample;

@@ -91,7 +91,13 @@ fn lost_answers_and_changing_pullers_lose_nothing() -> anyhow::Result<()> {
     let mut client = sandbox.client("u_1", "lossy")?;
     client.http.lose_next_answer();
     ensure!(matches!(client.connect(), Err(ClientError::Transport(HttpError::Lost))));
-    // The lost answer registered the client; the repeated request must say the same again.
+    // The lost answer registered the client, and a known client may not call itself fresh: the installation starts
+    // over under another id.
+    match client.connect() {
+        Err(ClientError::Api { code, .. }) => ensure!(code == "invalid_schema_reference", "{code}"),
+        other => anyhow::bail!("a known client was taken for a fresh one: {other:?}"),
+    }
+    let mut client = sandbox.client("u_1", "lossy-again")?;
     client.connect()?;
     for (number, changes) in CHANGES.iter().enumerate() {
         source.run(changes)?;

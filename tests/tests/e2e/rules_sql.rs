@@ -12,13 +12,24 @@ use tributary_shared::registry::catalog::{
 use tributary_shared::registry::{Registry, RelationName, SyncConfig, Table};
 use tributary_shared::rule::Rule;
 use tributary_shared::store::catalog;
+use tributary_tests::sandbox::{Options, Sandbox};
 
 /// A seed to replay; without it a random one, which is printed.
 const SEED: &str = "TRIBUTARY_TEST_SEED";
-const DATABASE: &str = "TRIBUTARY_TEST_DATABASE_URL";
 
-async fn connect() -> Result<Client> {
-    let url = std::env::var(DATABASE).with_context(|| format!("set {DATABASE} to the URL of a throw-away database"))?;
+/// A PostgreSQL alone, without programs of ours.
+fn database() -> Result<Sandbox> {
+    Sandbox::start(Options { materializers: 0, pullers: 0, ..Options::default() })
+}
+
+fn with_database<F: Future<Output = Result<()>>>(test: impl FnOnce(Client) -> F) -> Result<()> {
+    let sandbox = database()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async { test(connect(&sandbox).await?).await })
+}
+
+async fn connect(sandbox: &Sandbox) -> Result<Client> {
+    let url = sandbox.source_url();
     let (client, connection) = tokio_postgres::connect(&url, NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
@@ -229,8 +240,9 @@ async fn agree(
 #[test]
 fn native_evaluation_and_sql_agree() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let sandbox = database()?;
     let client = runtime.block_on(async {
-        let client = connect().await?;
+        let client = connect(&sandbox).await?;
         schema(&client, "rules_agree", TABLE).await?;
         Ok::<_, anyhow::Error>(client)
     })?;
@@ -265,9 +277,12 @@ fn native_evaluation_and_sql_agree() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn the_catalog_says_what_the_source_is() -> Result<()> {
-    let client = connect().await?;
+#[test]
+fn the_catalog_says_what_the_source_is() -> Result<()> {
+    with_database(the_catalog_says_what_the_source_is_of)
+}
+
+async fn the_catalog_says_what_the_source_is_of(client: Client) -> Result<()> {
     schema(
         &client,
         "catalog_says",
@@ -361,9 +376,12 @@ async fn the_catalog_says_what_the_source_is() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn row_security_applies_to_roles_that_do_not_bypass_it() -> Result<()> {
-    let client = connect().await?;
+#[test]
+fn row_security_applies_to_roles_that_do_not_bypass_it() -> Result<()> {
+    with_database(row_security_applies_to_roles_that_do_not_bypass_it_of)
+}
+
+async fn row_security_applies_to_roles_that_do_not_bypass_it_of(client: Client) -> Result<()> {
     schema(
         &client,
         "row_security",
@@ -378,9 +396,12 @@ async fn row_security_applies_to_roles_that_do_not_bypass_it() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn postgresql_itself_checks_expressions() -> Result<()> {
-    let mut client = connect().await?;
+#[test]
+fn postgresql_itself_checks_expressions() -> Result<()> {
+    with_database(postgresql_itself_checks_expressions_of)
+}
+
+async fn postgresql_itself_checks_expressions_of(mut client: Client) -> Result<()> {
     schema(
         &client,
         "expressions",
