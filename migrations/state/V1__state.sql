@@ -14,7 +14,6 @@ create table tributary.leader (
     epoch bigint not null,
     holder uuid not null,
     renewed_at timestamptz not null,
-    backend_pids integer[] not null,
     acknowledged_lsn bigint not null,
     singleton boolean not null default true,
     constraint leader_epoch_is_key primary key (epoch),
@@ -23,8 +22,8 @@ create table tributary.leader (
 );
 comment on table tributary.leader is 'The lease of the one leading materializer.';
 comment on column tributary.leader.epoch is 'Raised by every takeover. State transactions hold it FOR KEY SHARE until commit, so that a former leader cannot write (fencing).';
+comment on column tributary.leader.holder is 'The leading process; its sessions carry it in application_name, so that the next leader can end them.';
 comment on column tributary.leader.renewed_at is 'Heartbeat, by the state database''s clock. Past the lease a standby takes over.';
-comment on column tributary.leader.backend_pids is 'State-database backends of the leader, ended by the one that takes over.';
 comment on column tributary.leader.acknowledged_lsn is 'Exclusive: the highest LSN reported to the source''s slot as durable, recorded before it is reported.';
 
 create table tributary.manifest (
@@ -95,7 +94,7 @@ create table tributary.scope_entry (
     present boolean not null,
     constraint scope_entry_row_is_key primary key (row_id, scope_no)
 );
-create unique index scope_entry_position on tributary.scope_entry (scope_no, commit_lsn, ordinal);
+create index scope_entry_position on tributary.scope_entry (scope_no, commit_lsn, ordinal);
 comment on table tributary.scope_entry is 'The latest effect of each row in each scope: membership edge (present), delivery candidate and scope content in one. present = false is a delete marker, kept until compaction.';
 
 create table tributary.departed_row (
@@ -221,7 +220,7 @@ create table tributary.rebuild_session (
     constraint rebuild_session_lasts_a_day check (expires_at = created_at + interval '24 hours')
 );
 create unique index rebuild_session_attempt on tributary.rebuild_session
-    (client_no, client_generation, scope_no, rebuild_id, stream_generation, schema_version, membership_generation, retention_generation, accepted_write_epoch, created_at);
+    (client_no, client_generation, scope_no, rebuild_id, stream_generation, schema_version, membership_generation, retention_generation, accepted_write_epoch);
 create index rebuild_session_snapshot on tributary.rebuild_session (snapshot_no);
 create index rebuild_session_scope on tributary.rebuild_session (scope_no);
 create index rebuild_session_expiry on tributary.rebuild_session (expires_at);

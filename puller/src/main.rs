@@ -1,1 +1,116 @@
-fn main() {}
+//! The puller: stateless; any number of them serve one state.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use puller::app::App;
+use puller::auth::{Authenticator, JwtVerifier};
+use puller::digests::Digests;
+use puller::router::{self, Limits};
+use puller::settings::ServeSettings;
+use puller::staging::Staging;
+use puller::watch;
+use tokio_util::sync::CancellationToken;
+use tributary_shared::service::health::Health;
+use tributary_shared::service::{admin, logs, shutdown};
+use tributary_shared::store::session;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Sessions that keep digests and watch progress.
+const CACHE_SESSIONS: usize = 3;
+
+fn main() -> ExitCode {
+    let settings = ServeSettings::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(serve(settings)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
+    logs::install(settings.log_format);
+    let authenticator = authenticator(&settings)?;
+    let stop = shutdown::token().context("cannot watch signals")?;
+    let health = Health::default();
+    let metrics = admin::install_metrics().context("metrics")?;
+    let admin_listener = admin::listen(settings.admin_listen, "--admin-listen").await?;
+    let listener = admin::listen(settings.listen, "--listen").await?;
+    let admin_stop = CancellationToken::new();
+    tokio::spawn(admin::serve(admin_listener, health.clone(), metrics, admin_stop.clone()));
+
+    let state = settings.state();
+    // A first session, so that a wrong address or password is one clear line and no endless retry.
+    state.connect("tributary-puller").await.with_context(|| {
+        format!("cannot connect to the state database at {state}: is PostgreSQL running there, and are role and password right?")
+    })?;
+    let wait = Duration::from_millis(settings.pool_wait_millis);
+    let size = usize::from(settings.pool_size);
+    let apart = settings.state_url.as_ref().is_some_and(|url| !url.is_same_database(&settings.source_url));
+    let source = if apart {
+        let source = &settings.source_url;
+        source.connect("tributary-puller").await.with_context(|| {
+            format!("cannot connect to the source database at {source}: is PostgreSQL running there, and are role and password right?")
+        })?;
+        Some(session::pool(source, "tributary-puller", size, wait)?)
+    } else {
+        None
+    };
+    let app = Arc::new(App {
+        state: session::pool(&state, "tributary-puller", size, wait)?,
+        source,
+        cache: session::pool(&state, "tributary-puller", CACHE_SESSIONS, wait)?,
+        keys: settings.token_keys.clone(),
+        authenticator,
+        health: health.clone(),
+        digests: Digests::default(),
+        staging: Staging::new(settings.max_staging_waiters as usize),
+        clock_offset_seconds: settings.clock_offset_seconds,
+        served: std::sync::Mutex::default(),
+    });
+    let max_silence = (settings.max_silence_seconds > 0).then(|| Duration::from_secs(settings.max_silence_seconds));
+    let watching = tokio::spawn(watch::watch(app.clone(), max_silence, stop.clone()));
+    let limits =
+        Limits { in_flight: settings.max_in_flight as usize, body_octets: settings.max_body_bytes as usize };
+    tracing::info!(listen = %settings.listen, state = %state, "serving");
+
+    let drain = stop.clone();
+    let serving = tokio::spawn(
+        axum::serve(listener, router::router(app, limits))
+            .with_graceful_shutdown(async move { drain.cancelled().await })
+            .into_future(),
+    );
+    stop.cancelled().await;
+    watching.await.context("readiness")?;
+    health.unready("draining");
+    if tokio::time::timeout(Duration::from_secs(settings.grace_seconds), serving).await.is_err() {
+        tracing::warn!("some requests did not end within the grace period");
+    }
+    admin_stop.cancel();
+    Ok(())
+}
+
+fn authenticator(settings: &ServeSettings) -> anyhow::Result<Authenticator> {
+    match (&settings.jwt_secret, &settings.identity_header) {
+        (Some(secret), None) => Ok(Authenticator::Jwt(JwtVerifier::hs256([secret.as_bytes()])?)),
+        (None, Some(header)) => {
+            Ok(Authenticator::TrustedHeader(header.parse().context("--identity-header is not a header name")?))
+        }
+        (Some(_), Some(_)) => bail!("give --jwt-secret or --identity-header, not both"),
+        (None, None) => bail!("users cannot be authenticated: give --jwt-secret or --identity-header"),
+    }
+}

@@ -51,6 +51,21 @@ pub enum Stale {
     Schema,
 }
 
+impl Stale {
+    /// The cause's name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Client => "client",
+            Self::Membership => "membership",
+            Self::Retention => "retention",
+            Self::BelowFloor => "below_floor",
+            Self::AheadOfBoundary => "ahead_of_boundary",
+            Self::Schema => "schema",
+        }
+    }
+}
+
 impl Cursor {
     /// The token, sealed by the signing key.
     pub fn seal(&self, ring: &KeyRing) -> String {

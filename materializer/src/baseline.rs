@@ -1,0 +1,248 @@
+//! The baseline: every registered relation as of a snapshot that is exactly aligned with the slot's start.
+//!
+//! The slot's exported snapshot holds what committed before the consistent point; everything later is streamed. Rows
+//! stand at the generation start, so that no cursor of the new generation delivers them: clients get them by rebuild.
+//! Until the activation there is no progress row and no puller serves the state, so the copy may commit as it goes; an
+//! interrupted baseline restarts cleanly: new slot, empty projections.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use anyhow::{Context, bail};
+use futures_util::{StreamExt, TryStreamExt, pin_mut};
+use tokio::sync::Mutex;
+use tokio_postgres::{Client, SimpleQueryMessage};
+use tributary_shared::encoding;
+use tributary_shared::lsn::Lsn;
+use tributary_shared::manifest::Manifest;
+use tributary_shared::position::Position;
+use tributary_shared::registry::Registry;
+use tributary_shared::store::session::{self, Pool};
+use tributary_shared::store::{configuration, leader, progress, projection, source, write};
+use uuid::Uuid;
+
+use crate::assemble::{Batch, Limits, PendingRow, RowState};
+use crate::materialize::Writer;
+use crate::pgoutput::Datum;
+use crate::replication;
+use crate::settings::RunSettings;
+
+/// What a baseline works with.
+pub struct Baseline<'a> {
+    pub settings: &'a RunSettings,
+    pub registry: Arc<Registry>,
+    pub state: &'a Pool,
+    pub epoch: i64,
+    pub limits: Limits,
+}
+
+/// Takes the baseline and activates a new stream generation.
+pub async fn take(baseline: &Baseline<'_>) -> anyhow::Result<()> {
+    let Baseline { settings, registry, state, epoch, .. } = baseline;
+    let source_address = &settings.databases.source_url;
+    let slot_name = settings.slot.as_str();
+    let source_db = source_address.connect("tributary-materializer").await?;
+
+    {
+        let db = session::acquire(state).await?;
+        leader::hold(&db, *epoch).await?;
+        leader::forget_acknowledged(&db, *epoch).await?;
+        projection::clear_unactivated(&db).await?;
+        for table in &registry.tables {
+            projection::create(&db, table).await?;
+        }
+    }
+    if let Some(slot) = source::slot(&source_db, slot_name).await? {
+        // Without progress there is nothing that the slot could belong to but a baseline of ours that did not finish.
+        if slot.active_pid.is_some() {
+            bail!("replication slot {slot_name} is in use by another process, but this state has no progress");
+        }
+        tracing::warn!(slot = slot_name, "dropping the slot of an interrupted baseline");
+        source::drop_slot(&source_db, slot_name).await?;
+    }
+    let made = source::ensure_publication(&source_db, &settings.publication, &registry.tables).await?;
+    let slot = match replication::create_slot(source_address, slot_name, &settings.publication).await {
+        Ok(slot) => slot,
+        Err(error) => {
+            if made {
+                source::drop_publication(&source_db, &settings.publication).await?;
+            }
+            bail!("cannot create the replication slot: {}", replication::advice(&error));
+        }
+    };
+    tracing::info!(consistent_point = %slot.consistent_point, tables = registry.tables.len(), "baseline started");
+
+    let manifest = next_manifest(state, registry).await?;
+    let copied = copy(baseline, &slot.snapshot, slot.consistent_point, &manifest).await?;
+
+    let mut db = session::acquire(state).await?;
+    projection::analyze(&db, &registry.tables).await?;
+    let transaction = db.transaction().await.map_err(tributary_shared::store::error::StoreError::from)?;
+    let configuration_no = configuration::store(&transaction, registry, &manifest).await?;
+    progress::activate(
+        &transaction,
+        *epoch,
+        Uuid::new_v4(),
+        slot.consistent_point,
+        copied.snapshot_time,
+        configuration_no,
+        copied.next_row_id,
+    )
+    .await?;
+    transaction.commit().await.map_err(tributary_shared::store::error::StoreError::from)?;
+    tracing::info!(rows = copied.rows, configuration_no, "baseline active");
+    Ok(())
+}
+
+/// The manifest of the registry: the published one when nothing differs, else its successor.
+async fn next_manifest(state: &Pool, registry: &Registry) -> anyhow::Result<Manifest> {
+    let db = session::acquire(state).await?;
+    let newest = configuration::newest_manifest(&db).await?;
+    let newest = newest.as_deref().map(Manifest::from_json).transpose().context("the published manifest")?;
+    Ok(encoding::manifest(registry, newest.as_ref())?)
+}
+
+struct Copied {
+    rows: u64,
+    next_row_id: i64,
+    snapshot_time: SystemTime,
+}
+
+/// Copies every relation, several at once, each worker through a session that imported the snapshot.
+async fn copy(
+    baseline: &Baseline<'_>,
+    snapshot: &str,
+    consistent_point: Lsn,
+    manifest: &Manifest,
+) -> anyhow::Result<Copied> {
+    let registry = &baseline.registry;
+    let encoders = Arc::new(encoding::encoders(registry)?);
+    let version = Position::transaction_end(consistent_point).context("the consistent point is zero")?;
+    let next_row_id = Arc::new(AtomicI64::new(1));
+    let rows = Arc::new(AtomicU64::new(0));
+    let queue = Arc::new(Mutex::new((0..registry.tables.len()).collect::<Vec<_>>()));
+
+    // Every worker imports the snapshot before the first row is copied: the exporting session has nothing to wait for.
+    let count = usize::from(baseline.settings.baseline_workers).min(registry.tables.len()).max(1);
+    let mut sessions = Vec::with_capacity(count);
+    let mut snapshot_time = SystemTime::UNIX_EPOCH;
+    for _ in 0..count {
+        let session = baseline.settings.databases.source_url.connect("tributary-materializer").await?;
+        snapshot_time = source::import_snapshot(&session, snapshot).await?;
+        sessions.push(session);
+    }
+    copy_epochs(baseline, &sessions[0]).await?;
+
+    let workers = sessions.into_iter().map(|session| {
+        let writer = Writer::new(
+            registry.clone(),
+            encoders.clone(),
+            *manifest.hash().octets(),
+            next_row_id.clone(),
+            baseline.state.clone(),
+            Some(version),
+        );
+        copy_tables(baseline, session, writer, queue.clone(), rows.clone())
+    });
+    futures_util::future::try_join_all(workers).await?;
+    Ok(Copied {
+        rows: rows.load(Ordering::Relaxed),
+        next_row_id: next_row_id.load(Ordering::Relaxed),
+        snapshot_time,
+    })
+}
+
+/// The baseline counts as having materialized every epoch that its snapshot sees (contract: accepted writes).
+async fn copy_epochs(baseline: &Baseline<'_>, session: &Client) -> anyhow::Result<()> {
+    let db = session::acquire(baseline.state).await?;
+    let epochs = source::accepted_epochs(session).await?.try_chunks(1000);
+    pin_mut!(epochs);
+    while let Some(chunk) = epochs.next().await {
+        let chunk = chunk.map_err(|e| e.1)?;
+        let chunk: Vec<(&str, &str, i64)> = chunk.iter().map(|(u, c, e)| (u.as_str(), c.as_str(), *e)).collect();
+        write::record_epochs(&db, &chunk).await?;
+    }
+    Ok(())
+}
+
+async fn copy_tables(
+    baseline: &Baseline<'_>,
+    session: Client,
+    mut writer: Writer,
+    queue: Arc<Mutex<Vec<usize>>>,
+    rows: Arc<AtomicU64>,
+) -> anyhow::Result<()> {
+    let mut db = session::acquire(baseline.state).await?;
+    let encoders = encoding::encoders(&baseline.registry)?;
+    loop {
+        let Some(index) = queue.lock().await.pop() else { return Ok(()) };
+        let table = &baseline.registry.tables[index];
+        let partitioned = source::is_partitioned(&session, table).await?;
+        let stream = session
+            .simple_query_raw(&source::baseline_query(table, partitioned))
+            .await
+            .with_context(|| format!("cannot read {}", table.relation))?;
+        pin_mut!(stream);
+        let mut pending = Pending::default();
+        while let Some(message) = stream.try_next().await.with_context(|| format!("cannot read {}", table.relation))? {
+            let SimpleQueryMessage::Row(row) = message else { continue };
+            let mut octets = 0;
+            let values: Vec<Datum> = (0..table.columns.len())
+                .map(|i| match row.get(i) {
+                    None => Datum::Null,
+                    Some(text) => {
+                        octets += text.len();
+                        Datum::Text(bytes::Bytes::copy_from_slice(text.as_bytes()))
+                    }
+                })
+                .collect();
+            let key = values[table.key]
+                .text()
+                .with_context(|| format!("{}: a row without its key", table.relation))
+                .and_then(|text| {
+                    encoders[index]
+                        .key_octets(tributary_shared::canonical::FieldSource::Text(text))
+                        .with_context(|| format!("{}: a key cannot be represented", table.relation))
+                })?;
+            pending.octets += octets + key.len();
+            pending.rows.push(PendingRow {
+                key,
+                fresh: true,
+                states: vec![RowState::new(Position::GENERATION_START, Some(values))],
+            });
+            if pending.rows.len() >= baseline.limits.rows || pending.octets >= baseline.limits.octets {
+                rows.fetch_add(flush(&mut db, &mut writer, baseline, index, &mut pending).await?, Ordering::Relaxed);
+            }
+        }
+        rows.fetch_add(flush(&mut db, &mut writer, baseline, index, &mut pending).await?, Ordering::Relaxed);
+        tracing::info!(relation = %table.relation, "relation copied");
+    }
+}
+
+#[derive(Default)]
+struct Pending {
+    rows: Vec<PendingRow>,
+    octets: usize,
+}
+
+async fn flush(
+    db: &mut deadpool_postgres::Object,
+    writer: &mut Writer,
+    baseline: &Baseline<'_>,
+    index: usize,
+    pending: &mut Pending,
+) -> anyhow::Result<u64> {
+    let rows = std::mem::take(pending).rows;
+    let count = rows.len() as u64;
+    if count == 0 {
+        return Ok(0);
+    }
+    let batch = Batch::of_rows(baseline.registry.tables.len(), index, rows);
+    let transaction = db.transaction().await?;
+    writer.write(&transaction, &batch).await?;
+    leader::hold(&transaction, baseline.epoch).await?;
+    transaction.commit().await?;
+    metrics::counter!("tributary_baseline_rows_total").increment(count);
+    Ok(count)
+}

@@ -1,0 +1,358 @@
+//! Leadership: stand by, take the lease, keep it by heartbeats, and work through whatever happens while leading.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::sync::watch;
+use tokio_postgres::Client;
+use tokio_util::sync::CancellationToken;
+use tributary_shared::lsn::Lsn;
+use tributary_shared::registry::Registry;
+use tributary_shared::service::backoff::Backoff;
+use tributary_shared::service::health::Health;
+use tributary_shared::store::error::{Fate, StoreError};
+use tributary_shared::store::session::{self, Pool};
+use tributary_shared::store::{configuration, leader, progress, quarantine, snapshot, source};
+use uuid::Uuid;
+
+use crate::assemble::Limits;
+use crate::baseline::{self, Baseline};
+use crate::settings::RunSettings;
+use crate::stream::{self, Stream, StreamError};
+
+/// Longest wait between attempts after a fault.
+const RETRY_CAP: Duration = Duration::from_secs(5);
+/// Snapshots without a session are kept this long, so that a session that is being made finds them.
+const SNAPSHOT_GRACE: Duration = Duration::from_secs(600);
+/// Sessions and snapshots removed in one step of the housekeeping.
+const COLLECT_BATCH: i64 = 20;
+
+/// A materializer: stands by until it leads.
+pub struct Materializer {
+    pub settings: RunSettings,
+    pub registry: Arc<Registry>,
+    pub state: Pool,
+    pub health: Health,
+    pub holder: Uuid,
+    pub stop: CancellationToken,
+}
+
+impl Materializer {
+    /// Stands by and leads, until it is told to stop. Faults of the infrastructure never end it.
+    pub async fn run(&self) {
+        let mut backoff = Backoff::new(RETRY_CAP);
+        while !self.stop.is_cancelled() {
+            metrics::gauge!("tributary_leader").set(0.0);
+            match self.try_acquire().await {
+                Ok(Some(epoch)) => {
+                    backoff.reset();
+                    tracing::info!(epoch, "leading");
+                    self.lead(epoch).await;
+                    self.release(epoch).await;
+                }
+                Ok(None) => {
+                    backoff.reset();
+                    self.health.ready("standby");
+                    self.pause(self.settings.heartbeat().min(Duration::from_secs(1))).await;
+                }
+                Err(error) => {
+                    self.health.unready(format!("state {error}"));
+                    self.pause(backoff.next_delay()).await;
+                }
+            }
+        }
+    }
+
+    async fn try_acquire(&self) -> Result<Option<i64>, StoreError> {
+        let db = session::acquire(&self.state).await?;
+        leader::acquire(&db, self.holder, self.settings.lease()).await
+    }
+
+    async fn release(&self, epoch: i64) {
+        let released = async { leader::release(&session::acquire(&self.state).await?, epoch).await }.await;
+        if let Err(error) = released {
+            tracing::warn!(%error, "the lease was not given up; a standby waits for it to run out");
+        }
+    }
+
+    async fn pause(&self, time: Duration) {
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = tokio::time::sleep(time) => {}
+        }
+    }
+
+    /// Leads until the lease is lost or the process stops.
+    async fn lead(&self, epoch: i64) {
+        let leading = self.stop.child_token();
+        let (idle, idle_seen) = watch::channel(Lsn::ZERO);
+        let (recorded_sender, recorded) = watch::channel(Lsn::ZERO);
+        let (wal_sender, source_wal) = watch::channel(Lsn::ZERO);
+        let heartbeat = Heartbeat {
+            settings: self.settings.clone(),
+            state: self.state.clone(),
+            epoch,
+            idle: idle_seen,
+            recorded: recorded_sender,
+            source_wal: wal_sender,
+            leading: leading.clone(),
+        };
+        let heart = tokio::spawn(heartbeat.run());
+        let mut backoff = Backoff::new(RETRY_CAP);
+        let mut careful_until = Lsn::ZERO;
+        while !leading.is_cancelled() {
+            let watches = Watches { idle: idle.clone(), recorded: recorded.clone(), source_wal: source_wal.clone() };
+            let Err(error) = self.lead_once(epoch, careful_until, watches, &leading).await else { break };
+            self.health.unready(format!("{error:#}"));
+            match error.downcast_ref::<StreamError>() {
+                Some(StreamError::Stopped { commit_lsn: None, .. }) => {
+                    // One of several transactions: the ones before it go through one by one, then it stands alone.
+                    careful_until = (*source_wal.borrow()).max(Lsn::new(1).unwrap_or_default());
+                    if careful_until.octets() <= 1 {
+                        self.pause(backoff.next_delay()).await;
+                    }
+                    continue;
+                }
+                Some(StreamError::Stopped { reason, commit_lsn: Some(commit_lsn), relation, detail }) => {
+                    self.quarantine(*commit_lsn, reason, relation.as_deref(), detail, &leading).await;
+                    continue;
+                }
+                _ => {}
+            }
+            let fate = error
+                .downcast_ref::<StoreError>()
+                .or_else(|| match error.downcast_ref::<StreamError>() {
+                    Some(StreamError::Store(error)) => Some(error),
+                    _ => None,
+                })
+                .map_or(Fate::Retry, StoreError::fate);
+            if fate == Fate::StandDown {
+                break;
+            }
+            // Also what needs an operator is tried again: the cause may be mended from outside at any time.
+            let delay = if fate == Fate::Rerun { Duration::ZERO } else { backoff.next_delay() };
+            tokio::select! {
+                () = leading.cancelled() => {}
+                () = tokio::time::sleep(delay) => {}
+            }
+        }
+        leading.cancel();
+        heart.await.unwrap_or_else(|error| tracing::error!(%error, "the heartbeat panicked"));
+    }
+
+    /// One turn: baseline if there is none, then the stream until it ends.
+    async fn lead_once(
+        &self,
+        epoch: i64,
+        careful_until: Lsn,
+        watches: Watches,
+        leading: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let limits = Limits {
+            rows: self.settings.batch_rows as usize,
+            octets: self.settings.batch_octets as usize,
+            transactions: u64::MAX,
+        };
+        let db = session::acquire(&self.state).await?;
+        let Some(progress) = progress::load(&db).await? else {
+            drop(db);
+            self.health.unready("taking the baseline");
+            let baseline = Baseline {
+                settings: &self.settings,
+                registry: self.registry.clone(),
+                state: &self.state,
+                epoch,
+                limits,
+            };
+            tokio::select! {
+                () = leading.cancelled() => return Ok(()),
+                taken = baseline::take(&baseline) => taken.context("baseline")?,
+            }
+            return Box::pin(self.lead_once(epoch, careful_until, watches, leading)).await;
+        };
+        if let Some(case) = quarantine::current(&db).await? {
+            self.await_retry(case.quarantine_no, &case.detail, leading).await;
+            if leading.is_cancelled() {
+                return Ok(());
+            }
+        }
+        let configuration = configuration::load(&db, progress.configuration_no).await?;
+        if configuration.registry != *self.registry {
+            bail!("the configuration differs from number {} in force", progress.configuration_no);
+        }
+        let source_db = self.settings.databases.source_url.connect(&leader::application_name(self.holder)).await?;
+        self.check_slot(&source_db, &db, progress.resume_lsn).await?;
+        drop(db);
+        self.health.ready("leader");
+        let stream = Stream {
+            settings: &self.settings,
+            registry: self.registry.clone(),
+            schema_hash: configuration.schema_hash,
+            state: &self.state,
+            epoch,
+            limits,
+            careful_until,
+            progress,
+            idle: watches.idle,
+            recorded: watches.recorded,
+            source_wal: watches.source_wal,
+            holder: self.holder,
+            stop: leading.clone(),
+        };
+        stream::follow(stream).await?;
+        Ok(())
+    }
+
+    /// The slot must stand where we left it: what was recorded before it was acknowledged is an upper bound.
+    async fn check_slot(&self, source_db: &Client, state: &deadpool_postgres::Object, resume: Lsn) -> anyhow::Result<()> {
+        let name = self.settings.slot.as_str();
+        let Some(slot) = source::slot(source_db, name).await? else {
+            bail!("replication slot {name} has vanished: changes since {resume} are lost to the stream");
+        };
+        if slot.plugin != "pgoutput" || slot.database != self.settings.databases.source_url.database() {
+            bail!("replication slot {name} is not ours: plugin {}, database {}", slot.plugin, slot.database);
+        }
+        if slot.wal_status.as_deref() == Some("lost") {
+            bail!("replication slot {name} was invalidated: changes since {resume} are lost to the stream");
+        }
+        let recorded = leader::acknowledged(state).await?.max(resume);
+        if slot.confirmed_flush > recorded {
+            bail!(
+                "replication slot {name} was advanced to {} by someone else; we had acknowledged {recorded} at most",
+                slot.confirmed_flush
+            );
+        }
+        if !source::free_slot(source_db, name).await? {
+            bail!("replication slot {name} is held by another session");
+        }
+        Ok(())
+    }
+
+    async fn quarantine(
+        &self,
+        commit_lsn: Lsn,
+        reason: &str,
+        relation: Option<&str>,
+        detail: &str,
+        leading: &CancellationToken,
+    ) {
+        let opened = async {
+            let db = session::acquire(&self.state).await?;
+            quarantine::open(&db, commit_lsn, reason, relation, detail).await
+        }
+        .await;
+        match opened {
+            Ok(number) => {
+                tracing::error!(%commit_lsn, reason, relation, detail, quarantine = number, "the stream is stopped");
+                metrics::gauge!("tributary_quarantine").set(1.0);
+                self.await_retry(number, detail, leading).await;
+            }
+            Err(error) => {
+                tracing::error!(%error, %commit_lsn, reason, "the stream is stopped, and quarantine cannot be written");
+                self.pause(Duration::from_secs(1)).await;
+            }
+        }
+    }
+
+    /// Waits until an operator says that the cause is fixed (`materializer retry`).
+    async fn await_retry(&self, number: i64, detail: &str, leading: &CancellationToken) {
+        self.health.unready(format!("stopped at a quarantined transaction (case {number}): {detail}"));
+        loop {
+            tokio::select! {
+                () = leading.cancelled() => return,
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+            let open = async { quarantine::is_open(&session::acquire(&self.state).await?, number).await }.await;
+            if matches!(open, Ok(false)) {
+                tracing::info!(quarantine = number, "trying the quarantined transaction again");
+                metrics::gauge!("tributary_quarantine").set(0.0);
+                return;
+            }
+        }
+    }
+}
+
+struct Watches {
+    idle: watch::Sender<Lsn>,
+    recorded: watch::Receiver<Lsn>,
+    source_wal: watch::Receiver<Lsn>,
+}
+
+/// Keeps the lease, records what is acknowledged while the stream is idle, measures lag, and removes what expired.
+struct Heartbeat {
+    settings: RunSettings,
+    state: Pool,
+    epoch: i64,
+    idle: watch::Receiver<Lsn>,
+    recorded: watch::Sender<Lsn>,
+    source_wal: watch::Sender<Lsn>,
+    leading: CancellationToken,
+}
+
+impl Heartbeat {
+    async fn run(self) {
+        let mut source_db = None;
+        let mut beat = tokio::time::interval(self.settings.heartbeat());
+        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.leading.cancelled() => return,
+                _ = beat.tick() => {}
+            }
+            match self.renew().await {
+                Ok(()) => {}
+                Err(StoreError::Fenced) => {
+                    tracing::warn!(epoch = self.epoch, "another materializer leads");
+                    self.leading.cancel();
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "the heartbeat failed"),
+            }
+            if let Err(error) = self.measure(&mut source_db).await {
+                tracing::debug!(%error, "the source's WAL position is not known");
+                source_db = None;
+            }
+            if let Err(error) = self.collect().await {
+                tracing::debug!(%error, "housekeeping failed");
+            }
+        }
+    }
+
+    async fn renew(&self) -> Result<(), StoreError> {
+        let idle = *self.idle.borrow();
+        let db = session::acquire(&self.state).await?;
+        leader::renew(&db, self.epoch, idle).await?;
+        // Recorded first, acknowledged after: so the slot is never ahead of what we know to have said.
+        self.recorded.send_if_modified(|recorded| {
+            let moved = *recorded < idle;
+            *recorded = idle.max(*recorded);
+            moved
+        });
+        Ok(())
+    }
+
+    async fn measure(&self, source_db: &mut Option<Client>) -> Result<(), StoreError> {
+        if source_db.is_none() {
+            *source_db = Some(self.settings.databases.source_url.connect("tributary-materializer").await?);
+        }
+        let Some(db) = source_db else { return Ok(()) };
+        let wal = source::current_wal(db).await?;
+        self.source_wal.send_replace(wal);
+        metrics::gauge!("tributary_source_wal_lsn").set(wal.octets() as f64);
+        if let Some(slot) = source::slot(db, self.settings.slot.as_str()).await? {
+            metrics::gauge!("tributary_replication_lag_bytes").set(wal.since(slot.confirmed_flush) as f64);
+        }
+        Ok(())
+    }
+
+    async fn collect(&self) -> Result<(), StoreError> {
+        let now = std::time::SystemTime::now();
+        let db = session::acquire(&self.state).await?;
+        let (sessions, snapshots) = snapshot::collect(&db, now, now - SNAPSHOT_GRACE, COLLECT_BATCH).await?;
+        if sessions + snapshots > 0 {
+            tracing::debug!(sessions, snapshots, "removed expired rebuild sessions and unused snapshots");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! Staging: the immutable snapshot of a scope's content, made once and shared by every session over the same content.
+//!
+//! Rows are read through a portal and written as blocks of ready-made records, so that memory is bounded by one block
+//! whatever the size of the scope. It happens in the transaction that creates the session: both commit, or neither.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deadpool_postgres::Transaction;
+use tokio::sync::Semaphore;
+use tributary_shared::digest::ScopeDigester;
+use tributary_shared::encoding;
+use tributary_shared::protocol::RebuildPage;
+use tributary_shared::store::client::ClientScope;
+use tributary_shared::store::digest;
+use tributary_shared::store::snapshot::{self, Snapshot};
+
+use crate::app::{App, Failure};
+use crate::digests;
+use crate::gate::Opened;
+
+/// Octets after which a block is full.
+const BLOCK_OCTETS: usize = 256 * 1024;
+/// Records after which a block is full: one page of the largest size.
+const BLOCK_RECORDS: usize = 1000;
+/// Rows fetched from the portal at once.
+const FETCH_ROWS: i32 = 500;
+
+/// Who stages, and who waits.
+pub struct Staging {
+    /// Rebuilds that may wait at once.
+    pub waiters: Semaphore,
+    turns: Mutex<HashMap<i32, Arc<Turn>>>,
+}
+
+/// The turns of one scope's stagings.
+#[derive(Default)]
+pub struct Turn {
+    /// Held by the rebuild that stages.
+    pub lock: tokio::sync::Mutex<()>,
+}
+
+impl Staging {
+    /// With room for `waiters`.
+    pub fn new(waiters: usize) -> Self {
+        Self { waiters: Semaphore::new(waiters), turns: Mutex::default() }
+    }
+
+    /// The turns of a scope.
+    pub fn turn(&self, scope_no: i32) -> Arc<Turn> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        // Turns that nobody holds are forgotten, so that the map is bounded by the waiters.
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        turns.entry(scope_no).or_default().clone()
+    }
+}
+
+/// Stages a scope's content as of the request's snapshot. `None`: another puller is staging the scope.
+pub async fn stage(
+    app: &App,
+    db: &Transaction<'_>,
+    opened: &Opened,
+    scope: &ClientScope,
+) -> Result<Option<Snapshot>, Failure> {
+    if !snapshot::try_claim_staging(db, scope.scope_no).await? {
+        return Ok(None);
+    }
+    let started = std::time::Instant::now();
+    let key = digests::key(opened, scope);
+    let snapshot_no = snapshot::begin(db, &key, app.now()).await?;
+    let counts: HashMap<i16, i64> = digest::row_counts(db, scope.scope_no).await?.into_iter().collect();
+    let total: i64 = counts.values().sum();
+    let schema_hash = &opened.served.configuration.schema_hash;
+    let mut digester = ScopeDigester::new(schema_hash, &scope.scope_id, total as u64);
+    let mut blocks = Blocks { db, snapshot_no, next_block: 0, first_row: 0, ends: Vec::new(), records: Vec::new(), octets: 0 };
+    let mut identity = Vec::new();
+    for (table, encoder) in opened.served.tables_in_identity_order() {
+        if !counts.contains_key(&table.table_no) {
+            continue;
+        }
+        let portal = snapshot::open_content(db, scope.scope_no, table).await?;
+        loop {
+            let rows = snapshot::next_content(db, &portal, FETCH_ROWS).await?;
+            for row in &rows {
+                if !encoding::is_as_captured(encoder, table, schema_hash, row) {
+                    return Err(Failure::integrity("a captured row differs from its digest"));
+                }
+                identity.clear();
+                encoder.identity_prefix().identity_into(&row.key, &mut identity);
+                digester
+                    .row(&identity, &row.digest)
+                    .map_err(|_| Failure::integrity("a scope's rows are not in order"))?;
+                let pk =
+                    encoder.key_json(&row.key).map_err(|_| Failure::integrity("a stored key is not canonical"))?;
+                let version = row.version.server_version();
+                RebuildPage::record(&mut blocks.records, &table.id, &pk, &row.wire, &row.digest, &version);
+                blocks.end_record().await?;
+            }
+            if rows.len() < FETCH_ROWS as usize {
+                break;
+            }
+        }
+    }
+    let octets = blocks.finish().await?;
+    let digest = digester.finish().map_err(|_| Failure::integrity("a scope has entries without captured rows"))?;
+    snapshot::complete(db, snapshot_no, total, octets, &digest).await?;
+    metrics::counter!("tributary_snapshots_staged_total").increment(1);
+    metrics::histogram!("tributary_staging_duration_seconds").record(started.elapsed().as_secs_f64());
+    Ok(Some(Snapshot { snapshot_no, row_count: total, digest }))
+}
+
+/// Writes records as blocks.
+struct Blocks<'a> {
+    db: &'a Transaction<'a>,
+    snapshot_no: i64,
+    next_block: i32,
+    first_row: i64,
+    ends: Vec<i32>,
+    records: Vec<u8>,
+    octets: i64,
+}
+
+impl Blocks<'_> {
+    async fn end_record(&mut self) -> Result<(), Failure> {
+        let end = i32::try_from(self.records.len())
+            .map_err(|_| Failure::integrity("a record is larger than a block can be"))?;
+        self.ends.push(end);
+        if self.records.len() >= BLOCK_OCTETS || self.ends.len() >= BLOCK_RECORDS {
+            self.write().await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self) -> Result<(), Failure> {
+        snapshot::add_block(self.db, self.snapshot_no, self.next_block, self.first_row, &self.ends, &self.records)
+            .await?;
+        self.next_block += 1;
+        self.first_row += self.ends.len() as i64;
+        self.octets += self.records.len() as i64;
+        self.ends.clear();
+        self.records.clear();
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Result<i64, Failure> {
+        if !self.ends.is_empty() {
+            self.write().await?;
+        }
+        Ok(self.octets)
+    }
+}

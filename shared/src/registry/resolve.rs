@@ -1,0 +1,422 @@
+//! A configuration against the source's catalog: names become columns, types and numbers, or problems.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::catalog::{Catalog, CatalogColumn, CatalogRelation, Persistence, PrimaryKey, RelationKind, ReplicaIdentity};
+use super::config::{ScopeConfig, SyncConfig, TableConfig};
+use super::yaml::Located;
+use super::{Assignments, Column, Lifecycle, Problem, Registry, RelationName, Table, Warning, is_reserved};
+use crate::portable::PortableType;
+use crate::rule::{Rule, RuleSource};
+
+/// PostgreSQL 14.
+const OLDEST_SERVER: u32 = 140_000;
+
+impl Registry {
+    /// Checks a configuration against a catalog. Tables keep the numbers that `previous` gave their relations.
+    ///
+    /// # Errors
+    /// Every problem, in line order.
+    pub fn resolve(
+        config: &SyncConfig,
+        catalog: &Catalog,
+        previous: Option<&Self>,
+    ) -> Result<(Self, Vec<Warning>), Vec<Problem>> {
+        let mut resolver = Resolver { config, catalog, problems: Vec::new(), warnings: Vec::new() };
+        let registry = resolver.registry(previous);
+        let Resolver { mut problems, mut warnings, .. } = resolver;
+        problems.sort();
+        problems.dedup();
+        warnings.sort();
+        if problems.is_empty() { Ok((registry, warnings)) } else { Err(problems) }
+    }
+}
+
+struct Resolver<'a> {
+    config: &'a SyncConfig,
+    catalog: &'a Catalog,
+    problems: Vec<Problem>,
+    warnings: Vec<Warning>,
+}
+
+impl Resolver<'_> {
+    fn problem(&mut self, line: usize, message: impl Into<String>) {
+        self.problems.push(Problem { line, message: message.into() });
+    }
+
+    fn warning(&mut self, line: usize, message: impl Into<String>) {
+        self.warnings.push(Warning { line, message: message.into() });
+    }
+
+    fn registry(&mut self, previous: Option<&Registry>) -> Registry {
+        if self.catalog.server_version < OLDEST_SERVER {
+            self.problem(1, "the source is older than PostgreSQL 14");
+        }
+        let config = self.config;
+        let mut read: BTreeMap<&RelationName, BTreeSet<&str>> = BTreeMap::new();
+        for scope in &config.scopes {
+            if let (Ok(table), Ok(names)) = (config.target(scope), scope.query.column_names(&scope.values)) {
+                read.entry(&table.relation.value).or_default().extend(names);
+            }
+        }
+        let mut next_table_no = previous.map_or(1, |previous| previous.next_table_no);
+        let mut tables = Vec::new();
+        for table in &config.tables {
+            let names = read.remove(&table.relation.value).unwrap_or_default();
+            let known = previous.and_then(|previous| previous.table_of(&table.relation.value));
+            let table_no = if let Some(known) = known {
+                known.table_no
+            } else {
+                let number = next_table_no;
+                match next_table_no.checked_add(1) {
+                    Some(next) => next_table_no = next,
+                    None => self.problem(table.line, "there are no table numbers left"),
+                }
+                number
+            };
+            tables.extend(self.table(table, table_no, &names));
+        }
+        let mut rules = Vec::new();
+        for scope in &config.scopes {
+            rules.extend(self.rule(scope, &tables));
+        }
+        self.check_use();
+        let assignments =
+            Assignments::new(config.assignments.iter().map(|assignment| assignment.template.clone()).collect());
+        Registry { tables, rules, assignments, next_table_no }
+    }
+
+    /// Tables, rules and assignments that have no effect.
+    fn check_use(&mut self) {
+        let config = self.config;
+        for table in &config.tables {
+            let delivers = |scope: &ScopeConfig| config.target(scope).is_ok_and(|target| std::ptr::eq(target, table));
+            let delivered = config.scopes.iter().any(delivers);
+            if !delivered && !table.capture_only {
+                self.warning(table.line, format!("no rule delivers rows of {}", table.relation.value));
+            }
+        }
+        for assignment in &config.assignments {
+            let prefix = assignment.template.prefix();
+            let fits = |scope: &ScopeConfig| {
+                let other = scope.template.prefix();
+                prefix.starts_with(other) || other.starts_with(prefix)
+            };
+            if !config.scopes.iter().any(fits) {
+                self.warning(assignment.scope.line, format!("no rule gives the scope {}", assignment.scope.value));
+            }
+        }
+        for scope in &config.scopes {
+            let prefix = scope.template.prefix();
+            let fits = |other: &str| prefix.starts_with(other) || other.starts_with(prefix);
+            if !config.assignments.iter().any(|assignment| fits(assignment.template.prefix())) {
+                self.warning(scope.line, format!("no assignment gives the scope {}", scope.scope.value));
+            }
+        }
+    }
+
+    fn table(&mut self, table: &TableConfig, table_no: i16, read: &BTreeSet<&str>) -> Option<Table> {
+        let catalog = self.catalog;
+        let name = &table.relation.value;
+        let line = table.relation.line;
+        let Some(relation) = catalog.relations.iter().find(|relation| relation.name == *name) else {
+            self.problem(line, format!("relation {name} does not exist"));
+            return None;
+        };
+        if let Some(reason) = unfit(relation) {
+            self.problem(line, format!("relation {name} {reason}"));
+            return None;
+        }
+        if relation.row_security_applies {
+            self.problem(
+                line,
+                format!("relation {name} has row-level security that applies to this role: rows would be missing; grant it BYPASSRLS"),
+            );
+        }
+        if !relation.readable {
+            self.warning(line, format!("this role may not read relation {name}"));
+        }
+        let key = self.key(table, relation)?;
+        self.check_names(table, relation, key);
+        let fields = self.fields(table, relation);
+        let types: BTreeMap<&str, (usize, PortableType)> =
+            table.types.iter().map(|(column, portable)| (column.value.as_str(), (column.line, *portable))).collect();
+        let read_only: BTreeSet<&str> = table.read_only.iter().map(|column| column.value.as_str()).collect();
+        let mut columns = Vec::new();
+        for column in &relation.columns {
+            let stored = read.contains(column.name.as_str());
+            let delivered = !table.capture_only && fields.contains(column.name.as_str());
+            let captured = fields.contains(column.name.as_str()) || stored || column.name == key.name;
+            if !captured || (column.generated && column.name != key.name) {
+                continue;
+            }
+            if is_reserved(&column.name) {
+                self.problem(
+                    line,
+                    format!("column {name}.{}: names beginning with tributary_ are reserved", column.name),
+                );
+            }
+            let portable = self.portable(table, column, types.get(column.name.as_str()).copied(), delivered);
+            let decimal = column.type_info.precision_and_scale().filter(|_| portable == PortableType::Decimal);
+            columns.push(Column {
+                name: column.name.clone(),
+                field_id: column.name.clone(),
+                type_info: column.type_info.clone(),
+                portable,
+                nullable: !column.not_null && column.name != key.name,
+                precision: decimal.map(|(precision, _)| precision),
+                scale: decimal.map(|(_, scale)| scale),
+                writable: column.name != key.name
+                    && !column.identity_always
+                    && !read_only.contains(column.name.as_str()),
+                delivered,
+                stored,
+            });
+        }
+        let key_index = columns.iter().position(|column| column.name == key.name)?;
+        let lifecycle = Lifecycle {
+            created_at: self.moment(table.lifecycle.created_at.as_ref(), "created_at", &columns),
+            updated_at: self.moment(table.lifecycle.updated_at.as_ref(), "updated_at", &columns),
+            deleted_at: self.moment(table.lifecycle.deleted_at.as_ref(), "deleted_at", &columns),
+        };
+        Some(Table {
+            table_no,
+            relation: name.clone(),
+            id: table.id.value.clone(),
+            capture_only: table.capture_only,
+            columns,
+            key: key_index,
+            lifecycle,
+        })
+    }
+
+    /// The one key column.
+    fn key<'c>(&mut self, table: &TableConfig, relation: &'c CatalogRelation) -> Option<&'c CatalogColumn> {
+        let name = &table.relation.value;
+        let line = table.relation.line;
+        let Some(PrimaryKey { columns, deferrable }) = &relation.primary_key else {
+            self.problem(line, format!("relation {name} has no primary key"));
+            return None;
+        };
+        let mut fit = true;
+        if columns.len() != 1 {
+            let message = format!("relation {name} has a primary key of {} columns: it must have one", columns.len());
+            self.problem(line, message);
+            fit = false;
+        }
+        if *deferrable {
+            self.problem(
+                line,
+                format!("relation {name} has a deferrable primary key, which identifies no row in the stream"),
+            );
+            fit = false;
+        }
+        let bad_identity = match &relation.replica_identity {
+            ReplicaIdentity::Default | ReplicaIdentity::Full => None,
+            ReplicaIdentity::Index(index) => {
+                (index != columns).then_some("is an index on other columns than the primary key")
+            }
+            ReplicaIdentity::Nothing => Some("is NOTHING"),
+        };
+        if let Some(reason) = bad_identity {
+            self.problem(line, format!("relation {name}: its replica identity {reason}; set it to DEFAULT"));
+            fit = false;
+        }
+        let key = columns.first().and_then(|attnum| relation.columns.iter().find(|column| column.attnum == *attnum))?;
+        if key.generated {
+            self.problem(
+                line,
+                format!("relation {name}: its key {} is a generated column, which is not in the stream", key.name),
+            );
+            fit = false;
+        }
+        fit.then_some(key)
+    }
+
+    /// Every column that the table's entry names must exist and be delivered.
+    fn check_names(&mut self, table: &TableConfig, relation: &CatalogRelation, key: &CatalogColumn) {
+        let name = &table.relation.value;
+        let listed = |column: &str| {
+            table.columns.as_ref().is_none_or(|columns| columns.iter().any(|listed| listed.value == column))
+        };
+        if !listed(&key.name) && !table.capture_only {
+            let line = table.columns.iter().flatten().next().map_or(table.line, |column| column.line);
+            self.problem(line, format!("columns of {name} lack its key {}", key.name));
+        }
+        let columns = table.columns.iter().flatten().map(|column| (column, "columns"));
+        let types = table.types.iter().map(|(column, _)| (column, "types"));
+        let read_only = table.read_only.iter().map(|column| (column, "read_only"));
+        for (column, place) in columns.chain(types).chain(read_only) {
+            match relation.column(&column.value) {
+                None => self.problem(column.line, format!("{place}: column {} of {name} does not exist", column.value)),
+                Some(found) if found.generated => self.problem(
+                    column.line,
+                    format!("{place}: column {} of {name} is generated, and PostgreSQL leaves such columns out of the stream", column.value),
+                ),
+                Some(_) if !listed(&column.value) => {
+                    self.problem(column.line, format!("{place}: column {} of {name} is not among its columns", column.value));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// The names of the columns that the entry takes.
+    fn fields<'c>(&mut self, table: &TableConfig, relation: &'c CatalogRelation) -> BTreeSet<&'c str> {
+        let listed = |column: &&CatalogColumn| match &table.columns {
+            Some(columns) => columns.iter().any(|listed| listed.value == column.name),
+            None => true,
+        };
+        let (generated, taken): (Vec<&CatalogColumn>, Vec<&CatalogColumn>) =
+            relation.columns.iter().filter(listed).partition(|column| column.generated);
+        if table.columns.is_none() {
+            for column in generated {
+                self.warning(
+                    table.relation.line,
+                    format!(
+                        "column {} of {} is generated and left out: PostgreSQL leaves it out of the stream",
+                        column.name, table.relation.value
+                    ),
+                );
+            }
+        }
+        taken.into_iter().map(|column| column.name.as_str()).collect()
+    }
+
+    fn portable(
+        &mut self,
+        table: &TableConfig,
+        column: &CatalogColumn,
+        override_: Option<(usize, PortableType)>,
+        delivered: bool,
+    ) -> PortableType {
+        let name = &table.relation.value;
+        let default = PortableType::default_for(column.type_info.base_oid);
+        let portable = match override_ {
+            None => default,
+            Some((_, portable)) if portable == default || portable == PortableType::String => portable,
+            Some((_, PortableType::Int64)) if default == PortableType::Int => PortableType::Int64,
+            Some((line, portable)) => {
+                let possible = match default {
+                    PortableType::String => String::new(),
+                    PortableType::Int => "int, int64 or ".to_owned(),
+                    other => format!("{} or ", wire_name(other)),
+                };
+                let message = format!(
+                    "types: column {} of {name} ({}) cannot be {}: it can be {possible}string",
+                    column.name,
+                    column.type_info.sql,
+                    wire_name(portable),
+                );
+                self.problem(line, message);
+                default
+            }
+        };
+        if let Some(risk) = at_risk(portable).filter(|_| delivered) {
+            let message = format!(
+                "column {} of {name}: {risk} cannot be {}, and such a value would stop the stream; types: {{{}: string}} takes every value",
+                column.name,
+                wire_name(portable),
+                column.name,
+            );
+            self.warning(table.relation.line, message);
+        }
+        portable
+    }
+
+    fn moment(&mut self, moment: Option<&Located<String>>, what: &str, columns: &[Column]) -> Option<usize> {
+        let moment = moment?;
+        let found = columns.iter().position(|column| column.delivered && column.name == moment.value);
+        match found {
+            None => {
+                self.problem(
+                    moment.line,
+                    format!("lifecycle: {what} names {}, which is not among the columns", moment.value),
+                );
+            }
+            Some(index) if columns[index].portable != PortableType::Datetime => {
+                self.problem(moment.line, format!("lifecycle: {what} names {}, which is not a datetime", moment.value));
+            }
+            Some(_) => {}
+        }
+        found
+    }
+
+    fn rule(&mut self, scope: &ScopeConfig, tables: &[Table]) -> Option<Rule> {
+        let relation = &self.config.target(scope).ok()?.relation.value;
+        // A table that is refused itself is not refused once more for each of its rules.
+        let table = tables.iter().find(|table| table.relation == *relation)?;
+        let generated = |name: &str| {
+            let relation = self.catalog.relations.iter().find(|other| other.name == *relation);
+            relation.and_then(|relation| relation.column(name)).is_some_and(|column| column.generated)
+        };
+        let names = scope.query.column_names(&scope.values).unwrap_or_default();
+        if let Some(name) = names.into_iter().find(|name| generated(name)) {
+            let message = format!(
+                "rule {}: column {name} is generated, and PostgreSQL leaves such columns out of the stream",
+                scope.scope.value
+            );
+            self.problem(scope.line, message);
+            return None;
+        }
+        let source = RuleSource {
+            scope: &scope.scope.value,
+            rows: &scope.rows.value,
+            max_scopes_per_row: scope.max_scopes_per_row,
+            template: &scope.template,
+            values: &scope.values,
+            query: &scope.query,
+        };
+        match Rule::bind(source, table) {
+            Ok(rule) => Some(rule),
+            Err(problems) => {
+                for problem in problems {
+                    self.problem(scope.line, format!("rule {} over {relation}: {problem}", scope.scope.value));
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Why a relation cannot be followed at all.
+fn unfit(relation: &CatalogRelation) -> Option<&'static str> {
+    match relation.kind {
+        RelationKind::Table | RelationKind::PartitionedTable => {}
+        RelationKind::View => return Some("is a view: only tables are in the stream"),
+        RelationKind::MaterializedView => return Some("is a materialized view: only tables are in the stream"),
+        RelationKind::ForeignTable => return Some("is a foreign table: only local tables are in the stream"),
+        RelationKind::Other => return Some("is not a table"),
+    }
+    match relation.persistence {
+        Persistence::Permanent => {}
+        Persistence::Unlogged => return Some("is unlogged: it is not in the stream"),
+        Persistence::Temporary => return Some("is temporary: it is not in the stream"),
+    }
+    relation.has_children.then_some("has tables that inherit from it: configure them as tables of their own instead")
+}
+
+/// Values of a portable type's PostgreSQL types that it cannot hold.
+fn at_risk(portable: PortableType) -> Option<&'static str> {
+    match portable {
+        PortableType::Decimal | PortableType::Float => Some("NaN or Infinity"),
+        PortableType::Datetime | PortableType::Date => Some("infinity, or a year before 1 or past 9999,"),
+        PortableType::Time => Some("24:00:00"),
+        PortableType::Json => Some("duplicate names, or an integer beyond 2^53-1,"),
+        PortableType::String
+        | PortableType::Int
+        | PortableType::Int64
+        | PortableType::Boolean
+        | PortableType::Bytes => None,
+    }
+}
+
+fn wire_name(portable: PortableType) -> String {
+    match serde_json::to_value(portable) {
+        Ok(serde_json::Value::String(name)) => name,
+        _ => format!("{portable:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,22 @@
+//! The only home of SQL: every statement of the product stands here, under a comment that names its function.
+//!
+//! Functions take a connection or transaction, do what their name says, and return typed values. They hold no policy:
+//! what to do with an error is decided by [`error::StoreError::fate`] and by the caller.
+
+pub mod catalog;
+pub mod client;
+pub mod configuration;
+pub mod digest;
+pub mod error;
+pub mod leader;
+pub mod migrate;
+pub mod progress;
+pub mod projection;
+pub mod pull;
+pub mod quarantine;
+pub mod scope;
+pub mod session;
+pub mod snapshot;
+pub mod source;
+mod statement;
+pub mod write;

@@ -1,0 +1,221 @@
+//! What we read and make in the source database: settings, publication, slot, accepted-write epochs.
+
+use std::time::{Duration, SystemTime};
+
+use deadpool_postgres::GenericClient;
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+use super::error::{Result, StoreError};
+use super::session::quote_literal;
+use super::statement;
+use crate::lsn::Lsn;
+use crate::registry::Table;
+use crate::registry::name::quote_identifier;
+
+/// Facts about the source server that decide whether replication can start.
+#[derive(Debug, Clone)]
+pub struct Server {
+    /// `server_version_num`, such as 150018.
+    pub version: i32,
+    /// `wal_level`.
+    pub wal_level: String,
+    /// Whether the role may replicate (REPLICATION, superuser, or a managed service's replication role).
+    pub can_replicate: bool,
+    /// Whether the role may create objects in the database.
+    pub can_create: bool,
+    /// Replication slots in use, and how many there may be.
+    pub slots: (i64, i32),
+    /// WAL senders in use, and how many there may be.
+    pub wal_senders: (i64, i32),
+    /// Whether the server is in recovery (a standby).
+    pub in_recovery: bool,
+    /// Encoding of the database.
+    pub encoding: String,
+}
+
+/// Reads what decides whether replication can start.
+pub async fn server(db: &Client) -> Result<Server> {
+    let row = db
+        .query_one(
+            "-- source::server
+            select current_setting('server_version_num')::integer,
+                current_setting('wal_level'),
+                coalesce((select rolreplication or rolsuper from pg_roles where rolname = current_user), false)
+                    or exists (select from pg_roles r
+                        where r.rolname in ('rds_replication', 'cloudsqlreplica')
+                            and pg_has_role(current_user, r.oid, 'usage')),
+                has_database_privilege(current_database(), 'create'),
+                (select count(*) from pg_replication_slots),
+                current_setting('max_replication_slots')::integer,
+                (select count(*) from pg_stat_replication),
+                current_setting('max_wal_senders')::integer,
+                pg_is_in_recovery(),
+                pg_encoding_to_char((select encoding from pg_database where datname = current_database()))",
+            &[],
+        )
+        .await?;
+    Ok(Server {
+        version: row.try_get(0)?,
+        wal_level: row.try_get(1)?,
+        can_replicate: row.try_get(2)?,
+        can_create: row.try_get(3)?,
+        slots: (row.try_get(4)?, row.try_get(5)?),
+        wal_senders: (row.try_get(6)?, row.try_get(7)?),
+        in_recovery: row.try_get(8)?,
+        encoding: row.try_get(9)?,
+    })
+}
+
+/// Makes the publication, or brings its list of tables up to the registry's. Returns whether it was made now.
+///
+/// Our own tables are never in it: it names its tables one by one.
+pub async fn ensure_publication(db: &Client, name: &str, tables: &[Table]) -> Result<bool> {
+    let list = tables
+        .iter()
+        .map(|t| format!("only {}", t.relation.quoted()))
+        .collect::<Vec<_>>()
+        .join(", ");
+    let exists = db
+        .query_opt("-- source::publication\nselect puballtables from pg_publication where pubname = $1", &[&name])
+        .await?;
+    let options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true";
+    let name = quote_identifier(name);
+    let sql = match &exists {
+        None => format!("create publication {name} for table {list} with ({options})"),
+        Some(row) if row.try_get(0)? => {
+            return Err(StoreError::integrity("the publication is FOR ALL TABLES; ours names its tables one by one"));
+        }
+        Some(_) => {
+            format!("alter publication {name} set table {list}; alter publication {name} set ({options})")
+        }
+    };
+    db.batch_execute(&sql).await?;
+    Ok(exists.is_none())
+}
+
+/// Drops a publication that this process has just made.
+pub async fn drop_publication(db: &Client, name: &str) -> Result<()> {
+    db.batch_execute(&format!("drop publication if exists {}", quote_identifier(name))).await?;
+    Ok(())
+}
+
+/// The state of our replication slot.
+#[derive(Debug, Clone)]
+pub struct Slot {
+    /// The plugin; ours is `pgoutput`.
+    pub plugin: String,
+    /// The database it decodes.
+    pub database: String,
+    /// The walsender that holds it.
+    pub active_pid: Option<i32>,
+    /// Exclusive: what was acknowledged as durable.
+    pub confirmed_flush: Lsn,
+    /// `reserved`, `extended`, `unreserved` or `lost`.
+    pub wal_status: Option<String>,
+}
+
+/// Reads our slot; `None` when it does not exist.
+pub async fn slot(db: &Client, name: &str) -> Result<Option<Slot>> {
+    let row = db
+        .query_opt(
+            "-- source::slot
+            select coalesce(plugin, ''), coalesce(database, ''), active_pid, confirmed_flush_lsn, wal_status
+            from pg_replication_slots
+            where slot_name = $1",
+            &[&name],
+        )
+        .await?;
+    let Some(row) = row else { return Ok(None) };
+    let flush: Option<PgLsn> = row.try_get(3)?;
+    Ok(Some(Slot {
+        plugin: row.try_get(0)?,
+        database: row.try_get(1)?,
+        active_pid: row.try_get(2)?,
+        confirmed_flush: Lsn::new(flush.map_or(0, u64::from)).unwrap_or_default(),
+        wal_status: row.try_get(4)?,
+    }))
+}
+
+/// Drops our slot, which must be inactive.
+pub async fn drop_slot(db: &Client, name: &str) -> Result<()> {
+    db.execute("-- source::drop_slot\nselect pg_drop_replication_slot($1)", &[&name]).await?;
+    Ok(())
+}
+
+/// Ends the walsender that still holds our slot for a former leader; waits until the slot is free, for at most a
+/// few seconds. Returns whether it is free.
+pub async fn free_slot(db: &Client, name: &str) -> Result<bool> {
+    for attempt in 0..50 {
+        let Some(pid) = slot(db, name).await?.and_then(|s| s.active_pid) else { return Ok(true) };
+        if attempt == 0 {
+            db.execute("-- source::free_slot\nselect pg_terminate_backend($1)", &[&pid]).await?;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(false)
+}
+
+/// The end of the source's WAL, for lag.
+pub async fn current_wal(db: &Client) -> Result<Lsn> {
+    let row = db.query_one("-- source::current_wal\nselect pg_current_wal_insert_lsn()", &[]).await?;
+    Ok(Lsn::new(row.try_get::<_, PgLsn>(0)?.into()).unwrap_or_default())
+}
+
+/// Opens a transaction that sees exactly the exported snapshot; returns the time of the snapshot's import.
+pub async fn import_snapshot(db: &Client, snapshot: &str) -> Result<SystemTime> {
+    db.batch_execute(&format!(
+        "begin isolation level repeatable read read only; set transaction snapshot {}",
+        quote_literal(snapshot)
+    ))
+    .await?;
+    Ok(db.query_one("-- source::snapshot_time\nselect transaction_timestamp()", &[]).await?.try_get(0)?)
+}
+
+/// Statement that reads a relation's registered columns as text, for a session that imported the baseline's snapshot.
+///
+/// ONLY for an ordinary table: an inheritance child is a relation of its own in the publication too. A partitioned
+/// table is read with its partitions, which stream under the root's name.
+pub fn baseline_query(table: &Table, partitioned: bool) -> String {
+    let columns = table.columns.iter().map(|c| quote_identifier(&c.name)).collect::<Vec<_>>().join(", ");
+    let only = if partitioned { "" } else { "only " };
+    format!("select {columns} from {only}{}", table.relation.quoted())
+}
+
+/// Whether a relation is partitioned.
+pub async fn is_partitioned(db: &Client, table: &Table) -> Result<bool> {
+    let row = db
+        .query_one(
+            "-- source::is_partitioned
+            select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                where n.nspname = $1 and c.relname = $2 and c.relkind = 'p')",
+            &[&table.relation.schema(), &table.relation.name()],
+        )
+        .await?;
+    Ok(row.try_get(0)?)
+}
+
+/// The client's accepted-write epoch in the source; 0 when nothing was ever accepted for it.
+///
+/// Read before the state snapshot is opened (contract: accepted writes), so that a write accepted before the request
+/// is never missing from its answer.
+pub async fn accepted_epoch(db: &impl GenericClient, user_id: &str, client_id: &str) -> Result<i64> {
+    let sql = "-- source::accepted_epoch
+        select epoch from tributary.accepted_write where user_id = $1 and client_id = $2";
+    let row = statement::query_opt(db, sql, &[&user_id, &client_id]).await?;
+    Ok(row.map(|row| row.try_get(0)).transpose()?.unwrap_or(0))
+}
+
+/// Epochs that a baseline's snapshot sees: the baseline counts as having materialized them. Read through a session
+/// that imported the snapshot; streams, as there may be many.
+pub async fn accepted_epochs(
+    db: &Client,
+) -> Result<impl futures_util::Stream<Item = Result<(String, String, i64)>> + use<>> {
+    use futures_util::TryStreamExt;
+    let sql = "-- source::accepted_epochs\nselect user_id, client_id, epoch from tributary.accepted_write";
+    let none: [&(dyn tokio_postgres::types::ToSql + Sync); 0] = [];
+    let rows = db.query_raw(sql, none).await?;
+    Ok(rows.map_err(StoreError::from).and_then(|row| async move {
+        Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
+    }))
+}

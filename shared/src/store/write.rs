@@ -1,0 +1,414 @@
+//! What a state transaction reads and writes, in sets: a constant number of statements per batch and relation.
+
+use std::fmt::Write as _;
+
+use bytes::{Bytes, BytesMut};
+use deadpool_postgres::{GenericClient, Transaction};
+use futures_util::SinkExt;
+use tokio_postgres::types::ToSql;
+
+use super::error::{Result, StoreError};
+use super::{projection, statement};
+use crate::position::{MAX_EFFECTS, Position};
+use crate::registry::Table;
+use crate::registry::name::quote_identifier;
+
+/// Octets of COPY data sent at once.
+const COPY_CHUNK: usize = 128 * 1024;
+
+/// A projected row as it is before a batch.
+#[derive(Debug)]
+pub struct Existing {
+    /// Canonical octets of its key.
+    pub key: Vec<u8>,
+    /// Interned number.
+    pub row_id: i64,
+    /// PostgreSQL's text of the stored columns, in the table's order of them.
+    pub stored: Vec<Option<String>>,
+    /// Its wire JSON, when it was asked for and the table is synced.
+    pub wire: Option<String>,
+}
+
+/// A projected row to write.
+#[derive(Debug)]
+pub struct RowWrite<'a> {
+    /// Interned number.
+    pub row_id: i64,
+    /// Canonical octets of its key.
+    pub key: &'a [u8],
+    /// The position that its `server_version` names.
+    pub version: Position,
+    /// Wire JSON; `None` for a capture-only table.
+    pub wire: Option<String>,
+    /// Row digest; `None` for a capture-only table.
+    pub digest: Option<[u8; 32]>,
+    /// PostgreSQL's text of the stored columns, in the table's order of them.
+    pub stored: Vec<Option<&'a str>>,
+}
+
+/// A scope entry to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryWrite {
+    /// Row.
+    pub row_id: i64,
+    /// Scope.
+    pub scope_no: i32,
+    /// The row's relation.
+    pub table_no: i16,
+    /// The effect's position.
+    pub position: Position,
+    /// Whether the row is in the scope after this effect.
+    pub present: bool,
+}
+
+/// Numbers of rows that departed under the given keys, `(key, row_id)`.
+pub async fn departed(db: &impl GenericClient, table_no: i16, keys: &[&[u8]]) -> Result<Vec<(Vec<u8>, i64)>> {
+    let sql = "-- write::departed
+        select key, row_id from tributary.departed_row where table_no = $1 and key = any($2)";
+    let rows = statement::query(db, sql, &[&table_no, &keys]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// The projected rows under the given keys.
+pub async fn existing(db: &impl GenericClient, table: &Table, keys: &[&[u8]], wire: bool) -> Result<Vec<Existing>> {
+    let mut sql = String::from("-- write::existing\nselect tributary_key, tributary_row_id, ");
+    sql.push_str(if wire { "tributary_wire" } else { "null::text" });
+    let mut stored = 0;
+    for column in table.columns.iter().filter(|c| c.stored) {
+        let _ = write!(sql, ", {}::text", quote_identifier(&column.name));
+        stored += 1;
+    }
+    let _ = write!(sql, "\nfrom {} where tributary_key = any($1)", projection::name(table));
+    let rows = statement::query(db, &sql, &[&keys]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Existing {
+                key: row.try_get(0)?,
+                row_id: row.try_get(1)?,
+                wire: row.try_get(2)?,
+                stored: (0..stored).map(|i| row.try_get(3 + i)).collect::<Result<_, _>>()?,
+            })
+        })
+        .collect()
+}
+
+/// Scopes that the given rows are in, `(row_id, scope_no)`.
+pub async fn present_scopes(db: &impl GenericClient, row_ids: &[i64]) -> Result<Vec<(i64, i32)>> {
+    let sql = "-- write::present_scopes
+        select row_id, scope_no from tributary.scope_entry where row_id = any($1) and present";
+    let rows = statement::query(db, sql, &[&row_ids]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// Adds rows that the projection does not hold.
+pub async fn copy_rows(db: &Transaction<'_>, table: &Table, rows: &[RowWrite<'_>]) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let mut sql = format!(
+        "copy {} (tributary_row_id, tributary_key, tributary_version_lsn, tributary_version_ordinal, tributary_wire, \
+         tributary_digest",
+        projection::name(table)
+    );
+    for column in table.columns.iter().filter(|c| c.stored) {
+        let _ = write!(sql, ", {}", quote_identifier(&column.name));
+    }
+    sql.push_str(") from stdin");
+    let mut copy = CopyText::start(db, &sql).await?;
+    for row in rows {
+        let (lsn, ordinal) = row.version.to_sql();
+        copy.number(row.row_id);
+        copy.tab();
+        copy.octets(row.key);
+        copy.tab();
+        copy.number(lsn);
+        copy.tab();
+        copy.number(ordinal);
+        copy.tab();
+        copy.text(row.wire.as_deref());
+        copy.tab();
+        match &row.digest {
+            Some(digest) => copy.octets(digest),
+            None => copy.text(None),
+        }
+        for value in &row.stored {
+            copy.tab();
+            copy.text(*value);
+        }
+        copy.end_row().await?;
+    }
+    copy.finish(rows.len()).await
+}
+
+/// Replaces rows that the projection holds.
+pub async fn update_rows(db: &impl GenericClient, table: &Table, rows: &[RowWrite<'_>]) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let stored: Vec<_> = table.columns.iter().filter(|c| c.stored).collect();
+    let mut sql = format!(
+        "-- write::update_rows
+        update {} as p
+        set tributary_version_lsn = u.version_lsn, tributary_version_ordinal = u.version_ordinal,
+            tributary_wire = u.wire, tributary_digest = u.digest",
+        projection::name(table)
+    );
+    for (i, column) in stored.iter().enumerate() {
+        let _ = write!(sql, ", {} = u.c{i}::{}", quote_identifier(&column.name), column.type_info.sql);
+    }
+    sql.push_str("\nfrom unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[], $5::bytea[]");
+    for i in 0..stored.len() {
+        let _ = write!(sql, ", ${}::text[]", i + 6);
+    }
+    sql.push_str(") as u (row_id, version_lsn, version_ordinal, wire, digest");
+    for i in 0..stored.len() {
+        let _ = write!(sql, ", c{i}");
+    }
+    sql.push_str(")\nwhere p.tributary_row_id = u.row_id");
+
+    let row_ids: Vec<i64> = rows.iter().map(|r| r.row_id).collect();
+    let lsns: Vec<i64> = rows.iter().map(|r| r.version.to_sql().0).collect();
+    let ordinals: Vec<i64> = rows.iter().map(|r| r.version.to_sql().1).collect();
+    let wires: Vec<Option<&str>> = rows.iter().map(|r| r.wire.as_deref()).collect();
+    let digests: Vec<Option<&[u8]>> = rows.iter().map(|r| r.digest.as_ref().map(<[u8; 32]>::as_slice)).collect();
+    let columns: Vec<Vec<Option<&str>>> =
+        (0..stored.len()).map(|i| rows.iter().map(|r| r.stored[i]).collect()).collect();
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&row_ids, &lsns, &ordinals, &wires, &digests];
+    parameters.extend(columns.iter().map(|c| c as &(dyn ToSql + Sync)));
+    expect_count(statement::execute(db, &sql, &parameters).await?, rows.len(), "update_rows")
+}
+
+/// Removes rows from the projection.
+pub async fn delete_rows(db: &impl GenericClient, table: &Table, row_ids: &[i64]) -> Result<()> {
+    if row_ids.is_empty() {
+        return Ok(());
+    }
+    let sql = format!(
+        "-- write::delete_rows\ndelete from {} where tributary_row_id = any($1)",
+        projection::name(table)
+    );
+    expect_count(statement::execute(db, &sql, &[&row_ids]).await?, row_ids.len(), "delete_rows")
+}
+
+/// Adds entries of rows that have none.
+pub async fn copy_entries(db: &Transaction<'_>, entries: &[EntryWrite]) -> Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let sql = "copy tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present) from stdin";
+    let mut copy = CopyText::start(db, sql).await?;
+    for entry in entries {
+        let (lsn, ordinal) = entry.position.to_sql();
+        copy.number(entry.row_id);
+        copy.tab();
+        copy.number(lsn);
+        copy.tab();
+        copy.number(ordinal);
+        copy.tab();
+        copy.number(i64::from(entry.scope_no));
+        copy.tab();
+        copy.number(i64::from(entry.table_no));
+        copy.tab();
+        copy.text(Some(if entry.present { "t" } else { "f" }));
+        copy.end_row().await?;
+    }
+    copy.finish(entries.len()).await
+}
+
+/// Adds entries, or moves those that are there to their later position.
+pub async fn upsert_entries(db: &impl GenericClient, entries: &[EntryWrite]) -> Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let sql = "-- write::upsert_entries
+        insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present)
+        select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::integer[], $5::smallint[], $6::boolean[])
+        on conflict on constraint scope_entry_row_is_key do update
+        set commit_lsn = excluded.commit_lsn, ordinal = excluded.ordinal, present = excluded.present";
+    let row_ids: Vec<i64> = entries.iter().map(|e| e.row_id).collect();
+    let lsns: Vec<i64> = entries.iter().map(|e| e.position.to_sql().0).collect();
+    let ordinals: Vec<i64> = entries.iter().map(|e| e.position.to_sql().1).collect();
+    let scopes: Vec<i32> = entries.iter().map(|e| e.scope_no).collect();
+    let tables: Vec<i16> = entries.iter().map(|e| e.table_no).collect();
+    let present: Vec<bool> = entries.iter().map(|e| e.present).collect();
+    let written = statement::execute(db, sql, &[&row_ids, &lsns, &ordinals, &scopes, &tables, &present]).await?;
+    expect_count(written, entries.len(), "upsert_entries")
+}
+
+/// Remembers the keys of rows that left the projection; `rows` is `(row_id, key)`.
+pub async fn remember_departed(db: &impl GenericClient, table_no: i16, rows: &[(i64, &[u8])]) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let sql = "-- write::remember_departed
+        insert into tributary.departed_row (row_id, table_no, key)
+        select u.row_id, $1, u.key from unnest($2::bigint[], $3::bytea[]) as u (row_id, key)
+        on conflict on constraint departed_row_id_is_key do nothing";
+    let row_ids: Vec<i64> = rows.iter().map(|r| r.0).collect();
+    let keys: Vec<&[u8]> = rows.iter().map(|r| r.1).collect();
+    statement::execute(db, sql, &[&table_no, &row_ids, &keys]).await?;
+    Ok(())
+}
+
+/// Forgets departed rows that returned under their old numbers.
+pub async fn forget_departed(db: &impl GenericClient, row_ids: &[i64]) -> Result<()> {
+    if row_ids.is_empty() {
+        return Ok(());
+    }
+    let sql = "-- write::forget_departed\ndelete from tributary.departed_row where row_id = any($1)";
+    statement::execute(db, sql, &[&row_ids]).await?;
+    Ok(())
+}
+
+/// TRUNCATE of a relation at `event`: a delete of every projected row, set-based whatever their number.
+///
+/// Effect ordinals follow the row identity within each scope (ADR 003: deterministic per-scope effect ordinal).
+///
+/// # Errors
+/// [`StoreError::Integrity`] when a scope holds more rows than one event can have effects.
+pub async fn truncate(db: &impl GenericClient, table: &Table, event: Position) -> Result<()> {
+    let name = projection::name(table);
+    let (lsn, ordinal) = event.to_sql();
+    let sql = format!(
+        "-- write::truncate_entries
+        with doomed as (
+            select e.row_id, e.scope_no, row_number() over (partition by e.scope_no order by p.tributary_key) - 1 as effect
+            from {name} p
+            join tributary.scope_entry e on e.row_id = p.tributary_row_id
+            where e.present
+        ), moved as (
+            update tributary.scope_entry e
+            set commit_lsn = $1, ordinal = $2::bigint + d.effect, present = false
+            from doomed d
+            where e.row_id = d.row_id and e.scope_no = d.scope_no
+            returning d.effect
+        )
+        select coalesce(max(effect), 0) from moved"
+    );
+    let last: i64 = statement::query_one(db, &sql, &[&lsn, &ordinal]).await?.try_get(0)?;
+    if last >= i64::from(MAX_EFFECTS) {
+        return Err(StoreError::integrity("TRUNCATE removes more rows of one scope than one event can have effects"));
+    }
+    let sql = format!(
+        "-- write::truncate_departed
+        insert into tributary.departed_row (row_id, table_no, key)
+        select tributary_row_id, $1, tributary_key from {name}
+        on conflict on constraint departed_row_id_is_key do nothing"
+    );
+    statement::execute(db, &sql, &[&table.table_no]).await?;
+    // DELETE rather than TRUNCATE: pullers read the projection in snapshots, and TRUNCATE is not MVCC-safe.
+    statement::execute(db, &format!("-- write::truncate_rows\ndelete from {name}"), &[]).await?;
+    Ok(())
+}
+
+/// Records accepted-write epochs as materialized; `epochs` is `(user_id, client_id, epoch)` without repeated clients.
+pub async fn record_epochs(db: &impl GenericClient, epochs: &[(&str, &str, i64)]) -> Result<()> {
+    if epochs.is_empty() {
+        return Ok(());
+    }
+    let sql = "-- write::record_epochs
+        insert into tributary.materialized_epoch as m (user_id, client_id, epoch)
+        select * from unnest($1::text[], $2::text[], $3::bigint[])
+        on conflict on constraint materialized_epoch_is_key do update set epoch = greatest(m.epoch, excluded.epoch)";
+    let users: Vec<&str> = epochs.iter().map(|e| e.0).collect();
+    let clients: Vec<&str> = epochs.iter().map(|e| e.1).collect();
+    let numbers: Vec<i64> = epochs.iter().map(|e| e.2).collect();
+    statement::execute(db, sql, &[&users, &clients, &numbers]).await?;
+    Ok(())
+}
+
+/// Membership of rows under a rule that PostgreSQL evaluates: `sql` as [`crate::rule`] makes it, with the ordinals of
+/// the rows and one array per column that it reads. Returns `(ordinal, template values)`.
+pub async fn evaluate_rule(
+    db: &impl GenericClient,
+    sql: &str,
+    ordinals: &[i32],
+    columns: &[Vec<Option<&str>>],
+) -> Result<Vec<(i32, Vec<Option<String>>)>> {
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&ordinals];
+    parameters.extend(columns.iter().map(|c| c as &(dyn ToSql + Sync)));
+    let rows = statement::query(db, sql, &parameters).await?;
+    rows.iter()
+        .map(|row| {
+            let values = (1..row.len()).map(|i| row.try_get(i)).collect::<Result<_, _>>()?;
+            Ok((row.try_get(0)?, values))
+        })
+        .collect()
+}
+
+fn expect_count(written: u64, expected: usize, what: &str) -> Result<()> {
+    if written == expected as u64 {
+        Ok(())
+    } else {
+        Err(StoreError::integrity(format!("{what} wrote {written} rows instead of {expected}")))
+    }
+}
+
+/// COPY in PostgreSQL's text format, sent in chunks.
+struct CopyText {
+    sink: std::pin::Pin<Box<tokio_postgres::CopyInSink<Bytes>>>,
+    buffer: BytesMut,
+}
+
+impl CopyText {
+    async fn start(db: &Transaction<'_>, sql: &str) -> Result<Self> {
+        let statement = db.prepare_cached(sql).await?;
+        let sink = db.copy_in(&statement).await?;
+        Ok(Self { sink: Box::pin(sink), buffer: BytesMut::with_capacity(2 * COPY_CHUNK) })
+    }
+
+    fn tab(&mut self) {
+        self.buffer.extend_from_slice(b"\t");
+    }
+
+    fn number(&mut self, number: i64) {
+        let _ = write!(self.buffer, "{number}");
+    }
+
+    fn octets(&mut self, octets: &[u8]) {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        self.buffer.reserve(3 + 2 * octets.len());
+        self.buffer.extend_from_slice(b"\\\\x");
+        for octet in octets {
+            self.buffer.extend_from_slice(&[HEX[usize::from(octet >> 4)], HEX[usize::from(octet & 15)]]);
+        }
+    }
+
+    fn text(&mut self, text: Option<&str>) {
+        let Some(text) = text else {
+            self.buffer.extend_from_slice(b"\\N");
+            return;
+        };
+        let bytes = text.as_bytes();
+        let mut start = 0;
+        for (i, byte) in bytes.iter().enumerate() {
+            let escape: &[u8; 2] = match byte {
+                b'\\' => b"\\\\",
+                b'\n' => b"\\n",
+                b'\r' => b"\\r",
+                b'\t' => b"\\t",
+                _ => continue,
+            };
+            self.buffer.extend_from_slice(&bytes[start..i]);
+            self.buffer.extend_from_slice(escape);
+            start = i + 1;
+        }
+        self.buffer.extend_from_slice(&bytes[start..]);
+    }
+
+    async fn end_row(&mut self) -> Result<()> {
+        self.buffer.extend_from_slice(b"\n");
+        if self.buffer.len() >= COPY_CHUNK {
+            let chunk = self.buffer.split().freeze();
+            self.sink.send(chunk).await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self, expected: usize) -> Result<()> {
+        let chunk = self.buffer.split().freeze();
+        self.sink.send(chunk).await?;
+        let copied = self.sink.as_mut().finish().await?;
+        expect_count(copied, expected, "copy")
+    }
+}

@@ -1,0 +1,8 @@
+//! End-to-end tests: real processes against a private PostgreSQL, one sandbox each.
+
+mod bad_input;
+mod lifetime;
+mod oracle;
+mod pgbench;
+mod restart;
+mod sample;
