@@ -244,6 +244,28 @@ fn kinds_are_not_interchangeable() {
     assert_eq!(Cursor::open(&ring, &relabelled, &ME), Err(Forged));
 }
 
+/// The header is checked by itself, too, and not only by way of the MAC key.
+#[test]
+fn authentic_tokens_of_another_version_or_kind_are_forged() {
+    use hmac::{Hmac, KeyInit as _, Mac as _};
+    let mac = |key: &[u8], octets: &[u8]| {
+        let keyed = Hmac::<sha2::Sha256>::new_from_slice(key).expect("any length");
+        keyed.chain_update(octets).finalize().into_bytes()
+    };
+    let ring = ring(&[1]);
+    let key = mac(&[1; 32], Kind::Incremental.derivation_label());
+    let whole = octets(&cursor_at(end(0x20)).seal(&ring));
+    let remade = |index: usize, octet: u8| {
+        let mut body = whole[..whole.len() - MAC_OCTETS].to_vec();
+        body[index] = octet;
+        text(&[body.as_slice(), &mac(&key, &body)].concat())
+    };
+    assert!(Cursor::open(&ring, &remade(0, VERSION), &ME).is_ok());
+    assert_forged(&ring, &remade(0, 2));
+    assert_forged(&ring, &remade(0, 0));
+    assert_forged(&ring, &remade(1, 2));
+}
+
 /// Even under a right MAC, only canonical fields are a token.
 #[test]
 fn authentic_but_malformed_fields_are_forged() {
