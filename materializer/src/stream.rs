@@ -102,7 +102,7 @@ pub async fn follow(stream: Stream<'_>) -> Result<(), StreamError> {
 
     let encoders = encoding::encoders(&stream.registry)
         .map_err(|e| StoreError::integrity(format!("the configuration in force cannot be used: {e}")))?;
-    let keys = stream.registry.tables.iter().map(|t| t.key).collect();
+    let keys = stream.registry.tables.iter().map(|t| t.keys.clone()).collect();
     let careful = stream.progress.resume_lsn < stream.careful_until;
     let limits = if careful { Limits { transactions: 1, ..stream.limits } } else { stream.limits };
     let mut assembler = Assembler::new(encoders.clone(), keys, limits, stream.progress.boundary_lsn);

@@ -23,8 +23,8 @@ use self::name::MAX_IDENTIFIER_OCTETS;
 pub use self::name::{NameError, RelationName};
 pub use self::yaml::Located;
 use crate::portable::PortableType;
-use crate::rule::Rule;
-use crate::template::{ScopeIdError, Template};
+use crate::rule::{Assignment, Rule};
+use crate::template::ScopeIdError;
 
 /// The schema of the projections.
 const PROJECTION_SCHEMA: &str = "tributary_data";
@@ -87,8 +87,8 @@ pub struct Table {
     pub capture_only: bool,
     /// The captured columns in `attnum` order: delivered ones, those that rules read, and the key.
     pub columns: Vec<Column>,
-    /// The key, an index of `columns`.
-    pub key: usize,
+    /// The key in its own order, as indices of `columns`; one, but of a capture-only table.
+    pub keys: Vec<usize>,
     /// Columns of a row's life, as indices of `columns`.
     pub lifecycle: Lifecycle,
 }
@@ -126,14 +126,16 @@ pub struct Column {
     pub writable: bool,
     /// It is a field on the wire.
     pub delivered: bool,
-    /// Rules read it: the projection keeps it as a typed column.
+    /// Rules or assignments read it: the projection keeps it as a typed column.
     pub stored: bool,
+    /// Rules or assignments look rows up by it: the projection has an index on it.
+    pub indexed: bool,
 }
 
 /// Which scopes a user has.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Assignments {
-    templates: Vec<Template>,
+    all: Vec<Assignment>,
 }
 
 impl Registry {
@@ -169,9 +171,9 @@ impl Column {
 }
 
 impl Table {
-    /// The key column.
+    /// The key column, of a synced table.
     pub fn key_column(&self) -> &Column {
-        &self.columns[self.key]
+        &self.columns[self.keys[0]]
     }
 
     /// The table of the relation's projection.
@@ -181,18 +183,23 @@ impl Table {
 }
 
 impl Assignments {
-    pub(crate) fn new(templates: Vec<Template>) -> Self {
-        Self { templates }
+    pub(crate) fn new(all: Vec<Assignment>) -> Self {
+        Self { all }
     }
 
-    /// The scopes of a user: different ones, in raw UTF-8 order.
+    /// Assignments by a query, to be evaluated in the request's snapshot.
+    pub fn queries(&self) -> impl Iterator<Item = &Assignment> {
+        self.all.iter().filter(|assignment| assignment.from().is_some())
+    }
+
+    /// The scopes of a user by assignments without a query: different ones, in raw UTF-8 order.
     ///
     /// # Errors
     /// The user id is too long for a scope id: no row can be in such a scope.
     pub fn scopes(&self, user_id: &str) -> Result<Vec<String>, ScopeIdError> {
         let mut scopes = BTreeSet::new();
-        for template in &self.templates {
-            scopes.extend(template.scope_id(&vec![Some(user_id); template.value_count()])?);
+        for assignment in self.all.iter().filter(|assignment| assignment.from().is_none()) {
+            scopes.extend(assignment.scope_of_user(user_id)?);
         }
         Ok(scopes.into_iter().collect())
     }
@@ -230,6 +237,7 @@ fn projection_name(relation: &RelationName) -> RelationName {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::template::Template;
 
     #[test]
     fn projection_names_fit_and_never_meet() {
@@ -249,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_users_scopes_are_sorted_and_different() {
-        let template = |text: &str| Template::parse(text, |_| Ok::<(), ()>(())).expect(text).0;
+        let template = |text: &str| Assignment::of_user(Template::parse(text, |_| Ok::<(), ()>(())).expect(text).0);
         let assignments =
             Assignments::new(vec![template("z"), template("user:{u}"), template("user:{u}"), template("Z:é")]);
         assert_eq!(assignments.scopes("a:b"), Ok(vec!["Z:é".to_owned(), "user:a%3Ab".to_owned(), "z".to_owned()]));

@@ -3,12 +3,14 @@
 //! Functions take a connection or transaction, do what their name says, and return typed values. They hold no policy:
 //! what to do with an error is decided by [`error::StoreError::fate`] and by the caller.
 
+pub mod assignment;
 pub mod catalog;
 pub mod client;
 pub mod configuration;
 pub mod digest;
 pub mod error;
 pub mod leader;
+pub mod membership;
 pub mod migrate;
 pub mod progress;
 pub mod projection;

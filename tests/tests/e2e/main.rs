@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod lifetime;
+mod membership;
 mod oracle;
 mod pgbench;
 mod restart;
