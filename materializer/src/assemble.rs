@@ -9,6 +9,9 @@
 //! into one state transaction. A row that enters and leaves a scope in different parts of one source transaction leaves
 //! a delete marker that a smaller transaction would not; clients ignore a delete of a row that they do not hold.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::time::SystemTime;
 
