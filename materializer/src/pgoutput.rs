@@ -3,10 +3,14 @@
 //! The wire format is parsed by `pg_walstream`; what stands here is what it does not know: which relations and columns
 //! are registered, and that a relation which no longer matches the registry is drift, found before a row is misread.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
 use bytes::Bytes;
 use pg_walstream::protocol::{ColumnData, LogicalReplicationMessage, LogicalReplicationParser, TupleData};
+use tributary_shared::portable::PortableType;
 use tributary_shared::registry::{Registry, Table};
 
 /// One column's value of a decoded row.
@@ -137,7 +141,7 @@ impl Decoder {
             } => {
                 let streamed: Vec<Streamed> = columns
                     .iter()
-                    .map(|c| Streamed { name: c.name.to_string(), type_oid: c.type_id, key: c.is_key() })
+                    .map(|c| Streamed { name: c.name.to_string(), type_oid: c.type_id, modifier: c.type_modifier, key: c.is_key() })
                     .collect();
                 let mapping = self.map(&namespace, &relation_name, replica_identity, &streamed)?;
                 self.by_oid.insert(relation_id, mapping);
@@ -195,6 +199,10 @@ impl Decoder {
             };
             if columns[index].type_oid != column.type_info.oid {
                 return Err(drift(format!("column {} has another type", column.name)));
+            }
+            // Declared digits are part of a decimal's type on the wire; other modifiers are not.
+            if column.portable == PortableType::Decimal && columns[index].modifier != column.type_info.modifier {
+                return Err(drift(format!("column {} has another precision or scale", column.name)));
             }
             indices.push(index);
         }
@@ -257,5 +265,6 @@ impl Decoder {
 struct Streamed {
     name: String,
     type_oid: u32,
+    modifier: i32,
     key: bool,
 }
