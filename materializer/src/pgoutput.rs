@@ -110,6 +110,8 @@ pub struct Decoder {
     tables: Vec<Table>,
     by_name: HashMap<(String, String), usize>,
     by_oid: HashMap<u32, Mapping>,
+    /// Announced relations that are not configured: partitions, whose changes come under their root's name.
+    strangers: HashMap<u32, String>,
 }
 
 impl Decoder {
@@ -121,7 +123,13 @@ impl Decoder {
             .enumerate()
             .map(|(i, t)| ((t.relation.schema().to_owned(), t.relation.name().to_owned()), i))
             .collect();
-        Self { parser: LogicalReplicationParser::with_protocol_version(1), tables, by_name, by_oid: HashMap::new() }
+        Self {
+            parser: LogicalReplicationParser::with_protocol_version(1),
+            tables,
+            by_name,
+            by_oid: HashMap::new(),
+            strangers: HashMap::new(),
+        }
     }
 
     /// The change in a message; `None` for messages that announce something.
@@ -141,10 +149,23 @@ impl Decoder {
             } => {
                 let streamed: Vec<Streamed> = columns
                     .iter()
-                    .map(|c| Streamed { name: c.name.to_string(), type_oid: c.type_id, modifier: c.type_modifier, key: c.is_key() })
+                    .map(|c| Streamed {
+                        name: c.name.to_string(),
+                        type_oid: c.type_id,
+                        modifier: c.type_modifier,
+                        key: c.is_key(),
+                    })
                     .collect();
-                let mapping = self.map(&namespace, &relation_name, replica_identity, &streamed)?;
-                self.by_oid.insert(relation_id, mapping);
+                match self.map(&namespace, &relation_name, replica_identity, &streamed)? {
+                    Some(mapping) => {
+                        self.strangers.remove(&relation_id);
+                        self.by_oid.insert(relation_id, mapping);
+                    }
+                    None => {
+                        self.by_oid.remove(&relation_id);
+                        self.strangers.insert(relation_id, format!("{namespace}.{relation_name}"));
+                    }
+                }
                 Ok(None)
             }
             LogicalReplicationMessage::Insert { relation_id, tuple } => {
@@ -173,9 +194,13 @@ impl Decoder {
     }
 
     fn mapping(&self, oid: u32) -> Result<&Mapping, DecodeError> {
-        self.by_oid
-            .get(&oid)
-            .ok_or_else(|| DecodeError::Malformed("a change of a relation that was never announced".into()))
+        self.by_oid.get(&oid).ok_or_else(|| match self.strangers.get(&oid) {
+            Some(relation) => DecodeError::Drift {
+                relation: relation.clone(),
+                detail: "the publication streams changes of a relation that is not configured".into(),
+            },
+            None => DecodeError::Malformed("a change of a relation that was never announced".into()),
+        })
     }
 
     fn map(
@@ -184,13 +209,10 @@ impl Decoder {
         name: &str,
         replica_identity: u8,
         columns: &[Streamed],
-    ) -> Result<Mapping, DecodeError> {
+    ) -> Result<Option<Mapping>, DecodeError> {
         let relation = format!("{schema}.{name}");
         let drift = |detail: String| DecodeError::Drift { relation: relation.clone(), detail };
-        let table = *self
-            .by_name
-            .get(&(schema.to_owned(), name.to_owned()))
-            .ok_or_else(|| drift("the publication streams a relation that is not configured".into()))?;
+        let Some(&table) = self.by_name.get(&(schema.to_owned(), name.to_owned())) else { return Ok(None) };
         let registered = &self.tables[table];
         let mut indices = Vec::with_capacity(registered.columns.len());
         for column in &registered.columns {
@@ -215,7 +237,7 @@ impl Decoder {
         if !key_ok {
             return Err(drift("its primary key or replica identity changed".into()));
         }
-        Ok(Mapping { table, columns: indices, key })
+        Ok(Some(Mapping { table, columns: indices, key }))
     }
 
     fn row(&self, mapping: &Mapping, tuple: TupleData) -> Result<Row, DecodeError> {

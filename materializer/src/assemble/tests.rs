@@ -26,8 +26,11 @@ fn assembler(limits: Limits) -> Assembler {
         field_type: FieldType::new(kind, column > 0),
         column,
     };
-    let fields =
-        vec![field("id", PortableType::Int, 0), field("v", PortableType::String, 1), field("big", PortableType::String, 2)];
+    let fields = vec![
+        field("id", PortableType::Int, 0),
+        field("v", PortableType::String, 1),
+        field("big", PortableType::String, 2),
+    ];
     let encoder = RowEncoder::new("t", "id", fields).expect("a table");
     Assembler::new(vec![encoder], vec![0], limits, Lsn::ZERO)
 }

@@ -41,7 +41,11 @@ fn registry() -> Registry {
             row_security_applies: false,
             has_children: false,
             readable: true,
-            columns: vec![column(1, "id", 23, "integer"), column(2, "v", 25, "text"), column(3, "n", 1700, "numeric(10,2)")],
+            columns: vec![
+                column(1, "id", 23, "integer"),
+                column(2, "v", 25, "text"),
+                column(3, "n", 1700, "numeric(10,2)"),
+            ],
         }],
     };
     let config = SyncConfig::parse("tables: [{relation: public.t}]").expect("a configuration");
@@ -142,7 +146,7 @@ fn deletes_and_truncates() {
 
 #[test]
 fn a_relation_that_no_longer_matches_is_drift_before_a_row_is_read() {
-    let cases: [(&str, Bytes); 9] = [
+    let cases: [(&str, Bytes); 7] = [
         ("column v was dropped or renamed", relation("t", b'd', &[ID, N])),
         ("column v was dropped or renamed", relation("t", b'd', &[ID, ("w", 25, -1, false), N])),
         ("column v has another type", relation("t", b'd', &[ID, ("v", 23, -1, false), N])),
@@ -150,8 +154,6 @@ fn a_relation_that_no_longer_matches_is_drift_before_a_row_is_read() {
         ("its primary key or replica identity changed", relation("t", b'd', &[("id", 23, -1, false), V, N])),
         ("its primary key or replica identity changed", relation("t", b'd', &[ID, ("v", 25, -1, true), N])),
         ("its primary key or replica identity changed", relation("t", b'n', &[ID, V, N])),
-        ("the publication streams a relation that is not configured", relation("other", b'd', &[ID, V, N])),
-        ("the publication streams a relation that is not configured", relation("T", b'd', &[ID, V, N])),
     ];
     for (expected, message) in cases {
         let mut decoder = Decoder::new(&registry());
@@ -165,6 +167,19 @@ fn a_relation_that_no_longer_matches_is_drift_before_a_row_is_read() {
     assert!(decoder.decode(relation("t", b'd', &[ID, N])).is_err());
     let all_keys = [ID, ("v", 25, -1, true), ("n", 1700, N.2, true)];
     assert_eq!(Decoder::new(&registry()).decode(relation("t", b'f', &all_keys)), Ok(None));
+}
+
+#[test]
+fn a_partition_may_be_announced_but_changes_come_under_the_roots_name() {
+    for stranger in ["t_low", "T"] {
+        let mut decoder = Decoder::new(&registry());
+        assert_eq!(decoder.decode(relation(stranger, b'n', &[ID])), Ok(None));
+        let row = row_message(b'I', &[(b'N', &["1", "a", "null"])]);
+        assert!(matches!(decoder.decode(row.clone()), Err(DecodeError::Drift { .. })));
+        // The same number may be announced again, as what it is now.
+        assert_eq!(decoder.decode(relation("t", b'd', &[ID, V, N])), Ok(None));
+        assert!(decoder.decode(row).is_ok());
+    }
 }
 
 #[test]

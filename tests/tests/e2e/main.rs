@@ -1,6 +1,7 @@
 //! End-to-end tests: real processes against a private PostgreSQL, one sandbox each.
 
 mod bad_input;
+mod content;
 mod lifetime;
 mod oracle;
 mod pgbench;
