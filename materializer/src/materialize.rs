@@ -361,26 +361,23 @@ impl Writer {
                     present,
                 });
             }
-            match self.resolve(table, pending_row, state, former, &wires)? {
-                Some(resolved) => {
-                    let version = self.baseline_version.unwrap_or(state.position);
-                    let write = self.encode(index, pending_row, row_id, version, &resolved)?;
-                    if existing.is_some() {
-                        updated.push(write)
-                    } else {
-                        added.push(write)
-                    }
-                    if departed.is_some() {
-                        returned.push(row_id);
-                    }
+            if let Some(resolved) = self.resolve(table, pending_row, state, former, &wires)? {
+                let version = self.baseline_version.unwrap_or(state.position);
+                let write = self.encode(index, pending_row, row_id, version, &resolved)?;
+                if existing.is_some() {
+                    updated.push(write);
+                } else {
+                    added.push(write);
                 }
-                None => {
-                    if existing.is_some() {
-                        removed.push(row_id);
-                    }
-                    if departed.is_none() {
-                        deleted.push((row_id, &pending_row.key));
-                    }
+                if departed.is_some() {
+                    returned.push(row_id);
+                }
+            } else {
+                if existing.is_some() {
+                    removed.push(row_id);
+                }
+                if departed.is_none() {
+                    deleted.push((row_id, &pending_row.key));
                 }
             }
         }

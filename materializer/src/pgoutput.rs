@@ -156,15 +156,12 @@ impl Decoder {
                         key: c.is_key(),
                     })
                     .collect();
-                match self.map(&namespace, &relation_name, replica_identity, &streamed)? {
-                    Some(mapping) => {
-                        self.strangers.remove(&relation_id);
-                        self.by_oid.insert(relation_id, mapping);
-                    }
-                    None => {
-                        self.by_oid.remove(&relation_id);
-                        self.strangers.insert(relation_id, format!("{namespace}.{relation_name}"));
-                    }
+                if let Some(mapping) = self.map(&namespace, &relation_name, replica_identity, &streamed)? {
+                    self.strangers.remove(&relation_id);
+                    self.by_oid.insert(relation_id, mapping);
+                } else {
+                    self.by_oid.remove(&relation_id);
+                    self.strangers.insert(relation_id, format!("{namespace}.{relation_name}"));
                 }
                 Ok(None)
             }
