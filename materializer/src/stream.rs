@@ -39,6 +39,9 @@ pub enum StreamError {
     /// The replication session ended without an error.
     #[error("replication: the server ended the stream")]
     Ended,
+    /// The server did not answer in time.
+    #[error("replication: no answer within {} s", replication::CONNECT_LIMIT.as_secs())]
+    Unanswered,
     /// The stream was silent while the source's WAL moved on.
     #[error("replication: no message for {0} s while the source's WAL moves on")]
     Silent(u64),
@@ -95,8 +98,11 @@ pub async fn follow(stream: Stream<'_>) -> Result<(), StreamError> {
         &leader::application_name(stream.holder),
     )
     .await?;
-    client.start().await?;
-    client.wait_started().await?;
+    let started = async {
+        client.start().await?;
+        client.wait_started().await
+    };
+    tokio::time::timeout(replication::CONNECT_LIMIT, started).await.map_err(|_| StreamError::Unanswered)??;
     tracing::info!(resume_lsn = %stream.progress.resume_lsn, "streaming");
     metrics::gauge!("tributary_leader").set(1.0);
 

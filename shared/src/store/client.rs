@@ -62,7 +62,7 @@ pub struct ClientScope {
     pub retention_generation: i64,
     /// Resume floor, inclusive.
     pub floor: Position,
-    /// Content position: the newest effect, or the floor when compaction has taken newer delete markers. Content and
+    /// Content position: the newest effect, whether compaction has taken its delete marker since or not. Content and
     /// digest can only differ where this differs.
     pub content: Position,
     /// The cached digest, valid or not.
@@ -141,7 +141,7 @@ pub async fn lock(db: &impl GenericClient, client_no: i64) -> Result<()> {
 
 const SCOPE_COLUMNS: &str = "s.scope_id, s.scope_no, s.membership_generation, s.retention_generation, s.floor_lsn,
             s.floor_ordinal, n.commit_lsn, n.ordinal, d.stream_generation, d.schema_version, d.membership_generation,
-            d.commit_lsn, d.ordinal, d.digest";
+            d.commit_lsn, d.ordinal, d.digest, s.compacted_lsn, s.compacted_ordinal";
 const SCOPE_JOINS: &str = "left join lateral (
             select e.commit_lsn, e.ordinal
             from tributary.scope_entry e
@@ -186,6 +186,7 @@ fn scope_from_row(row: &tokio_postgres::Row) -> Result<ClientScope> {
         Ok(Some(position))
     };
     let floor = position(4, 5)?.unwrap_or(Position::GENERATION_START);
+    let compacted = position(14, 15)?.unwrap_or(Position::GENERATION_START);
     let newest = position(6, 7)?.unwrap_or(Position::GENERATION_START);
     let cached = match row.try_get::<_, Option<Uuid>>(8)? {
         None => None,
@@ -206,10 +207,10 @@ fn scope_from_row(row: &tokio_postgres::Row) -> Result<ClientScope> {
         membership_generation: row.try_get(2)?,
         retention_generation: row.try_get(3)?,
         floor,
-        content: newest.max(floor),
+        content: newest.max(compacted),
         cached,
-        assigned: row.try_get(14)?,
-        checkpoint: position(15, 16)?,
+        assigned: row.try_get(16)?,
+        checkpoint: position(17, 18)?,
     })
 }
 

@@ -14,6 +14,7 @@ pub mod progress;
 pub mod projection;
 pub mod pull;
 pub mod quarantine;
+pub mod retention;
 pub mod scope;
 pub mod session;
 pub mod snapshot;

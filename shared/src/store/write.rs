@@ -61,10 +61,10 @@ pub struct EntryWrite {
     pub present: bool,
 }
 
-/// Numbers of rows that departed under the given keys, `(key, row_id)`.
+/// Numbers of rows that departed under the given keys, `(key, row_id)`; they stay until the transaction ends.
 pub async fn departed(db: &impl GenericClient, table_no: i16, keys: &[&[u8]]) -> Result<Vec<(Vec<u8>, i64)>> {
     let sql = "-- write::departed
-        select key, row_id from tributary.departed_row where table_no = $1 and key = any($2)";
+        select key, row_id from tributary.departed_row where table_no = $1 and key = any($2) for key share";
     let rows = statement::query(db, sql, &[&table_no, &keys]).await?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }

@@ -6,5 +6,6 @@ mod lifetime;
 mod oracle;
 mod pgbench;
 mod restart;
+mod retention;
 mod rules_sql;
 mod sample;
