@@ -2,8 +2,10 @@
 
 mod bad_input;
 mod lifetime;
+mod openapi;
 mod oracle;
 mod pgbench;
+mod pull;
 mod restart;
 mod rules_sql;
 mod sample;
