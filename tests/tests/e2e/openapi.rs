@@ -59,7 +59,7 @@ fn answers_are_what_openapi_json_says() -> anyhow::Result<()> {
     let mut described = Described { description: &description, seen: BTreeSet::new() };
 
     // A client's life, each answer applied by the reference client and described.
-    let mut client = sandbox.client("u_1", "described")?;
+    let client = sandbox.client("u_1", "described")?;
     described.ask(&client.http, "/sync/connect", &text(&client.connect_request())?)?;
     // The answer was not applied, and the client is known now: the next is another installation.
     let mut client = Client { client_id: "described-2".to_owned(), ..client };
@@ -72,12 +72,15 @@ fn answers_are_what_openapi_json_says() -> anyhow::Result<()> {
     }
     described.ask(&client.http, "/sync/pull", &text(&client.pull_request(20))?)?;
     client.sync(500)?;
-    source.run("update tasks set priority = 1; delete from tasks where id % 3 = 0; update documents set metadata = null")?;
+    source.run(
+        "update tasks set priority = 1; delete from tasks where id % 3 = 0; update documents set metadata = null",
+    )?;
     crate::pull::materialized(&sandbox)?;
     for limit in [1, 20, 1000] {
         described.ask(&client.http, "/sync/pull", &text(&client.pull_request(limit))?)?;
     }
-    let reset = super::pull::with(&client.connect_request(), &["schema_reset"], tributary_tests::json::Json::Bool(true));
+    let reset =
+        super::pull::with(&client.connect_request(), &["schema_reset"], tributary_tests::json::Json::Bool(true));
     described.ask(&client.http, "/sync/connect", &text(&reset)?)?;
     let unknown = text(&client.connect_request())?.replace(&client.manifest()?.hash, &"0".repeat(64));
     described.ask(&client.http, "/sync/connect", &unknown)?;
@@ -119,7 +122,8 @@ fn answers_are_what_openapi_json_says() -> anyhow::Result<()> {
     described.ask(&client.http, "/sync/rebuild", &text(&client.rebuild_request(&old))?)?;
     state.run("delete from tributary_data.\"public.tasks\"; delete from tributary.scope_digest")?;
     described.ask(&client.http, "/sync/pull", &pull)?;
-    sandbox.postgres.stop();
+    sandbox.postgres.process.signal(rustix::process::Signal::QUIT);
+    ensure!(sandbox.postgres.process.ended_within(std::time::Duration::from_secs(10)));
     for (path, good) in [("/sync/connect", &connect), ("/sync/pull", &pull), ("/sync/rebuild", &rebuild)] {
         described.ask(&client.http, path, good)?;
     }
@@ -163,7 +167,8 @@ fn answers_are_what_openapi_json_says() -> anyhow::Result<()> {
 #[test]
 fn what_is_not_described_is_refused() -> anyhow::Result<()> {
     let description = Description::parse(include_bytes!("../../../puller/openapi.json"))?;
-    let checksum = serde_json::json!({"algorithm": "sha256", "version": 1, "encoding": "hex", "digest": "0".repeat(64)});
+    let checksum =
+        serde_json::json!({"algorithm": "sha256", "version": 1, "encoding": "hex", "digest": "0".repeat(64)});
     let row = serde_json::json!({"id": "1"});
     let good = serde_json::json!({
         "changes": [
@@ -194,7 +199,8 @@ fn what_is_not_described_is_refused() -> anyhow::Result<()> {
     change("/scope_cursors/s", Value::Null);
     change("/scope_updates/add/0/cursor", "v1.x".into());
     change("/rebuild", serde_json::json!([""]));
-    for member in ["changes", "scope_set_version", "scope_cursors", "scope_updates", "rebuild", "has_more", "checksums"] {
+    for member in ["changes", "scope_set_version", "scope_cursors", "scope_updates", "rebuild", "has_more", "checksums"]
+    {
         let mut other = good.clone();
         other.as_object_mut().unwrap().remove(member);
         bad.push((format!("no {member}"), other));

@@ -29,15 +29,15 @@ use tributary_tests::json::Json;
 use tributary_tests::sandbox::{Sandbox, Service, eventually};
 
 /// Everything that a request could change. `scope_digest` is a cache, entries and progress are the materializer's.
-const DURABLE: [&str; 6] =
-    ["client", "client_scope", "scope", "rebuild_session", "snapshot", "materialized_epoch"];
+const DURABLE: [&str; 6] = ["client", "client_scope", "scope", "rebuild_session", "snapshot", "materialized_epoch"];
 
 /// The rows of every table that a request could change, as text.
 fn durable(state: &Database) -> anyhow::Result<BTreeMap<&'static str, String>> {
     DURABLE
         .iter()
         .map(|table| {
-            let sql = format!("select coalesce(string_agg(t::text, E'\\n' order by t::text), '') from tributary.{table} t");
+            let sql =
+                format!("select coalesce(string_agg(t::text, E'\\n' order by t::text), '') from tributary.{table} t");
             Ok((*table, state.text(&sql)?))
         })
         .collect()

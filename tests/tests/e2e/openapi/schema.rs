@@ -23,7 +23,8 @@ impl Description {
     /// Whether a response's body is described for its status.
     pub fn response(&self, path: &str, status: u16, body: &Value) -> anyhow::Result<()> {
         let responses = &self.operation(path)?["responses"];
-        let response = responses.get(status.to_string()).with_context(|| format!("{path}: {status} is not described"))?;
+        let response =
+            responses.get(status.to_string()).with_context(|| format!("{path}: {status} is not described"))?;
         let response = self.resolved(response)?;
         self.check(&response["content"]["application/json"]["schema"], body, &format!("{path} {status}"))
     }
@@ -82,13 +83,15 @@ impl Description {
                 let schemas = argument.as_array().context("oneOf")?;
                 let results: Vec<_> = schemas.iter().map(|schema| self.check(schema, value, place)).collect();
                 let matching = results.iter().filter(|result| result.is_ok()).count();
-                let reasons: Vec<_> = results.iter().filter_map(|r| r.as_ref().err().map(ToString::to_string)).collect();
+                let reasons: Vec<_> =
+                    results.iter().filter_map(|r| r.as_ref().err().map(ToString::to_string)).collect();
                 ensure!(matching == 1, "{place}: {matching} of oneOf match: {reasons:?}");
                 Ok(())
             }
             "required" => {
                 let names = argument.as_array().context("required")?;
-                let missing = names.iter().filter_map(Value::as_str).find(|name| value.is_object() && value.get(name).is_none());
+                let missing =
+                    names.iter().filter_map(Value::as_str).find(|name| value.is_object() && value.get(name).is_none());
                 ensure!(missing.is_none(), "{place}: no {missing:?}");
                 Ok(())
             }
@@ -123,7 +126,10 @@ impl Description {
             "dependentRequired" => {
                 for (name, needs) in argument.as_object().context("dependentRequired")? {
                     for need in needs.as_array().context("dependentRequired")?.iter().filter_map(Value::as_str) {
-                        ensure!(value.get(name).is_none() || value.get(need).is_some(), "{place}: {name} without {need}");
+                        ensure!(
+                            value.get(name).is_none() || value.get(need).is_some(),
+                            "{place}: {name} without {need}"
+                        );
                     }
                 }
                 Ok(())
@@ -134,16 +140,22 @@ impl Description {
                 }
                 Ok(())
             }
-            "minLength" => fails(value.as_str().is_some_and(|text| (text.chars().count() as u64) < bound().unwrap_or(0))),
+            "minLength" => {
+                fails(value.as_str().is_some_and(|text| (text.chars().count() as u64) < bound().unwrap_or(0)))
+            }
             "maxLength" => fails(value.as_str().is_some_and(|text| text.chars().count() as u64 > bound().unwrap_or(0))),
             "minProperties" => fails(value.as_object().is_some_and(|map| (map.len() as u64) < bound().unwrap_or(0))),
             "maxProperties" => fails(value.as_object().is_some_and(|map| map.len() as u64 > bound().unwrap_or(0))),
             "minimum" => fails(value.as_f64().is_some_and(|number| number < argument.as_f64().unwrap_or(0.0))),
             "maximum" => fails(value.as_f64().is_some_and(|number| number > argument.as_f64().unwrap_or(0.0))),
-            "pattern" => fails(value.as_str().is_some_and(|text| !matches(argument.as_str().unwrap_or_default(), text))),
+            "pattern" => {
+                fails(value.as_str().is_some_and(|text| !matches(argument.as_str().unwrap_or_default(), text)))
+            }
             "format" => match argument.as_str() {
                 Some("uuid") => fails(value.as_str().is_some_and(|text| uuid::Uuid::try_parse(text).is_err())),
-                Some("date-time") => fails(value.as_str().is_some_and(|text| !(text.contains('T') && text.ends_with('Z')))),
+                Some("date-time") => {
+                    fails(value.as_str().is_some_and(|text| !(text.contains('T') && text.ends_with('Z'))))
+                }
                 _ => bail!("{place}: the format {argument} is unknown here"),
             },
             _ => bail!("{place}: the keyword {keyword} is unknown here"),

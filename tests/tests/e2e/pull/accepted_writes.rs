@@ -34,8 +34,10 @@ fn law(split: bool) -> anyhow::Result<()> {
 
     // Together with a write: pending until the transaction is materialized, for this client alone.
     let paused = Paused::materializer(&mut sandbox);
-    source.run("begin; update tasks set title = 'accepted' where id = 60;
-                select tributary.accept_write('u_1', 'writer'); commit")?;
+    source.run(
+        "begin; update tasks set title = 'accepted' where id = 60;
+                select tributary.accept_write('u_1', 'writer'); commit",
+    )?;
     for _ in 0..3 {
         ensure!(pull(&client) == pending, "{:?}", pull(&client));
     }
@@ -60,7 +62,9 @@ fn law(split: bool) -> anyhow::Result<()> {
     };
     let before = epoch(&source)?;
     let paused = Paused::materializer(&mut sandbox);
-    source.run("begin; update tasks set title = 'x' where id = 60; select tributary.accept_write('u_1', 'writer'); rollback")?;
+    source.run(
+        "begin; update tasks set title = 'x' where id = 60; select tributary.accept_write('u_1', 'writer'); rollback",
+    )?;
     source.run("begin; savepoint s; select tributary.accept_write('u_1', 'writer'); rollback to s; commit")?;
     ensure!(epoch(&source)? == before && pull(&client) == (200, "ok".to_owned()), "a rolled back write is pending");
     drop(paused);
@@ -71,8 +75,10 @@ fn law(split: bool) -> anyhow::Result<()> {
     source.run("select tributary.accept_write('u_1', 'writer')")?;
     pull_when_captured(&mut client)?;
     // And so are several in one transaction.
-    source.run("begin; select tributary.accept_write('u_1', 'writer'); delete from tasks where id = 60;
-                select tributary.accept_write('u_1', 'writer'); commit")?;
+    source.run(
+        "begin; select tributary.accept_write('u_1', 'writer'); delete from tasks where id = 60;
+                select tributary.accept_write('u_1', 'writer'); commit",
+    )?;
     pull_when_captured(&mut client)?;
     ensure!(epoch(&source)? == before + 3);
     ensure!(client.contents_of("tasks_user:u_1", "tasks", "60").is_none());
@@ -106,7 +112,9 @@ fn an_accepted_write_is_in_the_next_answer_with_the_state_apart() -> anyhow::Res
 fn many_accepted_writes_at_once() -> anyhow::Result<()> {
     let sandbox = Sandbox::start(Options { split: true, pullers: 2, ..Options::default() })?;
     let source_url = sandbox.source_url();
-    sandbox.source()?.run("insert into users (id, name, email) select 'w_' || n, 'W', 'w' || n from generate_series(0, 3) n")?;
+    sandbox
+        .source()?
+        .run("insert into users (id, name, email) select 'w_' || n, 'W', 'w' || n from generate_series(0, 3) n")?;
     let writing: Vec<_> = (0..8_usize)
         .map(|writer| {
             // Two writers a client.
@@ -156,13 +164,16 @@ fn an_application_needs_execute_alone() -> anyhow::Result<()> {
     let sandbox = Sandbox::start(Options::default())?;
     let source = sandbox.source()?;
     source.run("create role application login password 'application'; grant select, update on tasks to application")?;
-    let (_, place) = sandbox.source_url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).context("an address")?;
+    let (_, place) =
+        sandbox.source_url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).context("an address")?;
     let application = Database::connect(&format!("postgresql://application:application@{place}"))?;
     let denied = |sql: &str| application.run(sql).is_err_and(|error| error.to_string().contains("42501"));
     ensure!(denied("select tributary.accept_write('u_1', 'app')"), "nobody may before it is granted");
     source.run("grant execute on function tributary.accept_write(text, text) to application")?;
     ensure!(application.number("select tributary.accept_write('u_1', 'app')")? == 1);
-    application.run("begin; update tasks set priority = 9 where id = 1; select tributary.accept_write('u_1', 'app'); commit")?;
+    application.run(
+        "begin; update tasks set priority = 9 where id = 1; select tributary.accept_write('u_1', 'app'); commit",
+    )?;
     for sql in [
         "select * from tributary.accepted_write",
         "update tributary.accepted_write set epoch = 100",

@@ -90,7 +90,9 @@ fn a_failed_pull_acknowledges_nothing() -> anyhow::Result<()> {
     let forged = with(&request, &["scopes", COMMENTS, "cursor"], Json::text("v1.forged"));
     let schema = with(&request, &["schema", "version"], Json::int(2));
     let future = with(&request, &["scope_set_version"], Json::int(99));
-    for (what, body, status) in [("a forged cursor", forged, 400), ("a schema", schema, 422), ("a version", future, 400)] {
+    for (what, body, status) in
+        [("a forged cursor", forged, 400), ("a schema", schema, 422), ("a version", future, 400)]
+    {
         ensure!(send(&client, "/sync/pull", raw(&body).as_bytes()).0 == status);
         ensure!(checkpoints(&state, "failing")? == start, "{what} acknowledged");
     }
@@ -133,8 +135,10 @@ fn pulls_of_one_client_at_once_are_all_answered() -> anyhow::Result<()> {
     let token = sandbox.token("u_1")?;
     for round in 0..5 {
         // Nothing acknowledged again, so that every request has something to move.
-        state.run("update tributary.client_scope set acknowledged_lsn = null, acknowledged_ordinal = null;
-                   update tributary.client set acknowledged_at = now() - interval '1 hour'")?;
+        state.run(
+            "update tributary.client_scope set acknowledged_lsn = null, acknowledged_ordinal = null;
+                   update tributary.client set acknowledged_at = now() - interval '1 hour'",
+        )?;
         let pulling: Vec<_> = (0..24)
             .map(|number| {
                 let request = raw(&pull_with(&client, &history[(number + round) % history.len()], 5));

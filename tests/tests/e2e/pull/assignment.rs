@@ -20,8 +20,7 @@ const PREFIXES: [&str; 6] =
 
 /// Puts a configuration in force that assigns these scopes of the user, as an operator's new `sync.yaml` would.
 fn assign(state: &Database, prefixes: &[&str], templates: bool) -> anyhow::Result<()> {
-    let mut list: Vec<String> =
-        prefixes.iter().map(|prefix| format!("{{\"literals\":[\"{prefix}\",\"\"]}}")).collect();
+    let mut list: Vec<String> = prefixes.iter().map(|prefix| format!("{{\"literals\":[\"{prefix}\",\"\"]}}")).collect();
     if templates {
         list.push("{\"literals\":[\"templates_public\"]}".to_owned());
     }
@@ -108,7 +107,9 @@ fn scopes_move_as_the_adr_says() -> anyhow::Result<()> {
     assign(&state, &["tasks_user:", "documents_user:"], false)?;
     client.connect()?;
     ensure!(client.scope_set_version == 4 && version(&state, "moving")? == 4);
-    ensure!(client.scopes.keys().cloned().collect::<BTreeSet<_>>() == expected(&["tasks_user:", "documents_user:"], false));
+    ensure!(
+        client.scopes.keys().cloned().collect::<BTreeSet<_>>() == expected(&["tasks_user:", "documents_user:"], false)
+    );
     client.sync(500)?;
 
     // None at all.

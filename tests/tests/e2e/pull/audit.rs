@@ -96,11 +96,26 @@ fn s_03_no_cursor_advances_without_a_delivered_change() -> anyhow::Result<()> {
         format!("delete from {table} where tributary_row_id = {victim}; insert into {table} select * from public.kept");
     for (what, tamper) in [
         ("a missing projection", format!("delete from {table} where tributary_row_id = {victim}")),
-        ("another row", format!("update {table} set tributary_wire = replace(tributary_wire, 'captured', 'invented') where tributary_row_id = {victim}")),
-        ("another digest", format!("update {table} set tributary_digest = decode(repeat('00', 32), 'hex') where tributary_row_id = {victim}")),
+        (
+            "another row",
+            format!(
+                "update {table} set tributary_wire = replace(tributary_wire, 'captured', 'invented') where tributary_row_id = {victim}"
+            ),
+        ),
+        (
+            "another digest",
+            format!(
+                "update {table} set tributary_digest = decode(repeat('00', 32), 'hex') where tributary_row_id = {victim}"
+            ),
+        ),
         ("no row", format!("update {table} set tributary_wire = null where tributary_row_id = {victim}")),
         ("no digest", format!("update {table} set tributary_digest = null where tributary_row_id = {victim}")),
-        ("another version", format!("update {table} set tributary_version_ordinal = tributary_version_ordinal + 1 where tributary_row_id = {victim}")),
+        (
+            "another version",
+            format!(
+                "update {table} set tributary_version_ordinal = tributary_version_ordinal + 1 where tributary_row_id = {victim}"
+            ),
+        ),
     ] {
         state.run(&tamper)?;
         let got = send(&client, "/sync/pull", raw(&request).as_bytes());
@@ -119,11 +134,8 @@ fn s_03_no_cursor_advances_without_a_delivered_change() -> anyhow::Result<()> {
     drop(paused);
     materialized(&sandbox)?;
     while client.pull_page(5)?.has_more {}
-    let titles: BTreeSet<Option<&str>> = client
-        .rows["tasks_user:u_1"]
-        .values()
-        .map(|held| held.row.get("title").and_then(Json::as_text))
-        .collect();
+    let titles: BTreeSet<Option<&str>> =
+        client.rows["tasks_user:u_1"].values().map(|held| held.row.get("title").and_then(Json::as_text)).collect();
     ensure!(titles == BTreeSet::from([Some("later")]), "the later change did not come: {titles:?}");
     Ok(())
 }

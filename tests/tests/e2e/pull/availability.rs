@@ -70,8 +70,12 @@ fn no_database_no_session_no_time_is_503() -> anyhow::Result<()> {
     state.run(LOCK)?;
     let hit = pulling(&sandbox, &client)?;
     waiting(&sandbox, 1)?;
-    sandbox.postgres.stop();
+    sandbox.postgres.process.signal(Signal::INT);
     ensure!(join(hit)? == unavailable(), "the database was shut down under it");
+    if !sandbox.postgres.process.ended_within(Duration::from_secs(1)) {
+        sandbox.postgres.process.signal(Signal::QUIT);
+        ensure!(sandbox.postgres.process.ended_within(Duration::from_secs(10)));
+    }
     for path in ["/sync/connect", "/sync/pull", "/sync/rebuild"] {
         let body = match path {
             "/sync/connect" => client.connect_request(),
@@ -93,7 +97,8 @@ fn no_database_no_session_no_time_is_503() -> anyhow::Result<()> {
 
 #[test]
 fn overload_is_429_before_any_work() -> anyhow::Result<()> {
-    let sandbox = Sandbox::start(Options { puller_args: ["--max-in-flight", "1"].map(Into::into).into(), ..Options::default() })?;
+    let sandbox =
+        Sandbox::start(Options { puller_args: ["--max-in-flight", "1"].map(Into::into).into(), ..Options::default() })?;
     let state = sandbox.state()?;
     let mut client = sandbox.client("u_1", "crowded")?;
     client.sync(500)?;

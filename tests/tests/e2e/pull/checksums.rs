@@ -93,10 +93,13 @@ fn a_changed_scope_is_digested_once_by_all_who_wait() -> anyhow::Result<()> {
         )?;
         materialized(&sandbox)?;
         let before = metric(&sandbox, COMPUTED)?;
-        let requests: Vec<String> = clients.iter().map(|client| {
-            let scopes = client.scopes.keys().map(|scope| (scope.clone(), Json::object([("cursor", Json::Null)])));
-            raw(&with(&client.pull_request(1), &["scopes"], Json::Object(scopes.collect())))
-        }).collect();
+        let requests: Vec<String> = clients
+            .iter()
+            .map(|client| {
+                let scopes = client.scopes.keys().map(|scope| (scope.clone(), Json::object([("cursor", Json::Null)])));
+                raw(&with(&client.pull_request(1), &["scopes"], Json::Object(scopes.collect())))
+            })
+            .collect();
         thread::scope(|scope| {
             let pulling: Vec<_> = clients
                 .iter()

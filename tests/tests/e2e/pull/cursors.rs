@@ -257,7 +257,8 @@ fn keys_rotate_and_retire() -> anyhow::Result<()> {
     let mut client = sandbox.client("u_1", "rotating")?;
     client.sync(500)?;
     let old = client.scopes.clone();
-    let mut ring = |number: usize, ring: &str| restart_with(&mut sandbox.pullers[number], &[("TRIBUTARY_TOKEN_KEYS", ring)]);
+    let mut ring =
+        |number: usize, ring: &str| restart_with(&mut sandbox.pullers[number], &[("TRIBUTARY_TOKEN_KEYS", ring)]);
     // Known everywhere before it signs anywhere: clients move between pullers all the time.
     ring(0, &both)?;
     ring(1, &both)?;

@@ -101,9 +101,9 @@ impl Puller {
                 }
             }
             let limit = if self.random.random_bool(0.2) { 1000 } else { self.random.random_range(1..12) };
-            let scopes = presented.iter().map(|(scope, held)| {
-                (scope.clone(), Json::object([("cursor", Json::text(&held.token))]))
-            });
+            let scopes = presented
+                .iter()
+                .map(|(scope, held)| (scope.clone(), Json::object([("cursor", Json::text(&held.token))])));
             let request = with(&self.template, &["scopes"], Json::Object(scopes.collect()));
             let request = raw(&with(&request, &["limit"], Json::int(limit)));
             let url = self.random.random_range(0..self.urls.len());
@@ -238,8 +238,12 @@ fn every_page(seed: u64) -> anyhow::Result<()> {
         for client in &mut reference {
             client.pull_all(random.random_range(1..20))?;
             for scope in client.scopes.keys() {
-                let held: BTreeSet<String> =
-                    client.rows.get(scope).into_iter().flat_map(|rows| rows.values().map(|held| raw(&held.row))).collect();
+                let held: BTreeSet<String> = client
+                    .rows
+                    .get(scope)
+                    .into_iter()
+                    .flat_map(|rows| rows.values().map(|held| raw(&held.row)))
+                    .collect();
                 ensure!(held == history.contents(scope), "{scope}: held {held:?}");
             }
         }

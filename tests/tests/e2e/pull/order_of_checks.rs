@@ -106,7 +106,11 @@ fn of_two_faults_the_earlier_is_told() -> anyhow::Result<()> {
                         state.run("update tributary.client set retired = false where client_id = 'ordered'")?;
                     }
                     let mut expected = one.answer();
-                    if pending && path == "/sync/rebuild" && body.get("cursor") == continued.get("cursor") && one == Fault::CapturePending {
+                    if pending
+                        && path == "/sync/rebuild"
+                        && body.get("cursor") == continued.get("cursor")
+                        && one == Fault::CapturePending
+                    {
                         // A continuation of before the accepted write is of an older epoch: that is checked with its
                         // bindings, and the gate after them.
                         expected = (409, "rebuild_restart_required".to_owned());

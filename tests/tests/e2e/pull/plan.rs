@@ -33,7 +33,10 @@ fn check(plan: &Value, what: &str) -> anyhow::Result<()> {
         if node["Relation Name"] == "scope_entry" {
             ensure!(matches!(kind, "Index Scan" | "Index Only Scan"), "{what}: {kind} of the entries\n{plan:#}");
             ensure!(node["Index Name"] == "scope_entry_position", "{what}: another index\n{plan:#}");
-            ensure!(node["Rows Removed by Filter"].as_f64().unwrap_or(0.0) == 0.0, "{what}: entries are filtered\n{plan:#}");
+            ensure!(
+                node["Rows Removed by Filter"].as_f64().unwrap_or(0.0) == 0.0,
+                "{what}: entries are filtered\n{plan:#}"
+            );
             ensure!(produced(node) <= bound, "{what}: {} entries were read\n{plan:#}", produced(node));
             index_scans += 1;
         }
@@ -42,7 +45,8 @@ fn check(plan: &Value, what: &str) -> anyhow::Result<()> {
             let input = node["Plans"][0].clone();
             ensure!(produced(&input) <= bound, "{what}: a sort of {} rows\n{plan:#}", produced(&input));
         }
-        let buffers = node["Shared Hit Blocks"].as_f64().unwrap_or(0.0) + node["Shared Read Blocks"].as_f64().unwrap_or(0.0);
+        let buffers =
+            node["Shared Hit Blocks"].as_f64().unwrap_or(0.0) + node["Shared Read Blocks"].as_f64().unwrap_or(0.0);
         ensure!(buffers <= 3.0 * bound, "{what}: {buffers} blocks were read\n{plan:#}");
     }
     ensure!(index_scans == 1, "{what}: {index_scans} scans of the entries\n{plan:#}");
@@ -80,7 +84,8 @@ fn the_candidates_of_a_page_are_read_by_bounded_index_scans() -> anyhow::Result<
         }
         for mode in ["force_custom_plan", "force_generic_plan"] {
             state.run(&format!("set plan_cache_mode = {mode}"))?;
-            let text = state.texts(&format!("explain (analyze, buffers, format json) execute candidates ({arguments})"))?;
+            let text =
+                state.texts(&format!("explain (analyze, buffers, format json) execute candidates ({arguments})"))?;
             let text = text.into_iter().flatten().flatten().collect::<Vec<_>>().join("\n");
             check(&serde_json::from_str(&text)?, &format!("{statistics}, {mode}"))?;
         }

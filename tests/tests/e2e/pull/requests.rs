@@ -63,7 +63,11 @@ fn common(endpoint: &Endpoint) -> Vec<Case> {
     case("a comma behind the last member".into(), format!("{},}}", &text[..text.len() - 1]), INVALID);
     case("a byte order mark".into(), format!("\u{feff}{text}"), INVALID);
     case("deep nesting".into(), format!("{{\"client_id\":{}", "[".repeat(100_000)), INVALID);
-    case("deep, balanced nesting".into(), text.replacen('{', &format!("{{\"x\":{}{},", "[".repeat(500), "]".repeat(500)), 1), INVALID);
+    case(
+        "deep, balanced nesting".into(),
+        text.replacen('{', &format!("{{\"x\":{}{},", "[".repeat(500), "]".repeat(500)), 1),
+        INVALID,
+    );
     let is_connect = endpoint.path == "/sync/connect";
     for (name, kind) in endpoint.members {
         // Only the reference is malformed: connect says so.
@@ -93,13 +97,19 @@ fn common(endpoint: &Endpoint) -> Vec<Case> {
     }
     case("schema.version twice".into(), text.replacen("\"version\":", "\"version\":1,\"version\":", 1), INVALID);
     for value in other_types("number").into_iter().chain(no_integers()) {
-        case(format!("schema.version {}", raw(&value)), raw(&with(good, &["schema", "version"], value)), reference);
+        // What no binary64 holds is refused as JSON, before anything is a schema reference.
+        let expected = if value == number("1e400") { INVALID } else { reference };
+        case(format!("schema.version {}", raw(&value)), raw(&with(good, &["schema", "version"], value)), expected);
     }
     for value in other_types("text") {
         case(format!("schema.hash {}", raw(&value)), raw(&with(good, &["schema", "hash"], value)), reference);
     }
     for id in [String::new(), "x".repeat(256), "\u{0}".to_owned()] {
-        case(format!("a client id of {} characters", id.len()), raw(&with(good, &["client_id"], Json::text(id))), INVALID);
+        case(
+            format!("a client id of {} characters", id.len()),
+            raw(&with(good, &["client_id"], Json::text(id))),
+            INVALID,
+        );
     }
     case("a lone surrogate".into(), text.replacen("\"client_id\":\"", "\"client_id\":\"\\ud800", 1), INVALID);
     let mut octets = text.clone().into_bytes();
@@ -122,7 +132,10 @@ fn scope_map(good: &Json, map: &str, scope: &str) -> Vec<Case> {
         case("a cursor of another type", state(Json::object([("cursor", value)])));
     }
     let name = raw(&Json::text(scope));
-    case("a scope twice", raw(good).replacen(&format!("{name}:{{"), &format!("{name}:{{\"cursor\":null}},{name}:{{"), 1));
+    case(
+        "a scope twice",
+        raw(good).replacen(&format!("{name}:{{"), &format!("{name}:{{\"cursor\":null}},{name}:{{"), 1),
+    );
     case("a cursor twice", raw(good).replacen(&format!("{name}:{{"), &format!("{name}:{{\"cursor\":null,"), 1));
     for id in [String::new(), "x".repeat(256), "\u{0}".to_owned()] {
         let more = with(good, &[map, &id], Json::object([("cursor", Json::Null)]));
@@ -193,7 +206,11 @@ fn pull_requests_are_exact() -> anyhow::Result<()> {
     for hash in [String::new(), "0".repeat(64), client.manifest()?.hash.to_uppercase()] {
         case("another schema hash", with(&good, &["schema", "hash"], Json::text(hash)), (422, "schema_mismatch"));
     }
-    case("a client that never connected", with(&good, &["client_id"], Json::text("nobody")), (409, "client_generation_expired"));
+    case(
+        "a client that never connected",
+        with(&good, &["client_id"], Json::text("nobody")),
+        (409, "client_generation_expired"),
+    );
     refused(&sandbox, &client, "/sync/pull", &cases)?;
     // The bounds themselves are good, and so are scopes in any order and any white space.
     for limit in ["1", "1000"] {
@@ -294,7 +311,8 @@ fn connect_requests_are_exact() -> anyhow::Result<()> {
     for reset in other_types("boolean") {
         case("a reset of another type", with(&good, &["schema_reset"], reset), INVALID);
     }
-    for hash in [String::new(), "0".repeat(63), "0".repeat(65), "G".repeat(64), client.manifest()?.hash.to_uppercase()] {
+    for hash in [String::new(), "0".repeat(63), "0".repeat(65), "G".repeat(64), client.manifest()?.hash.to_uppercase()]
+    {
         case("an impossible hash", with(&good, &["schema", "hash"], Json::text(hash)), REFERENCE);
     }
     let sentinel = Json::object([("version", Json::int(0)), ("hash", Json::text(""))]);
@@ -341,7 +359,9 @@ fn http_is_exact() -> anyhow::Result<()> {
     let answer = ask("POST", "/openapi.json", &authorized(&[json]), b"{}");
     let allowed = answer.header("allow").unwrap_or_default();
     ensure!(answer.status == 405 && allowed.contains("GET") && !allowed.contains("POST"), "{answer:?}");
-    for path in ["/", "/sync", "/sync/", "/sync/pull/", "/sync/PULL", "/sync/push", "//sync/pull", "/metrics", "/readyz"] {
+    for path in
+        ["/", "/sync", "/sync/", "/sync/pull/", "/sync/PULL", "/sync/push", "//sync/pull", "/metrics", "/readyz"]
+    {
         let answer = ask("POST", path, &authorized(&[json]), good.as_bytes());
         ensure!((answer.status, answer.code().as_str()) == (404, "not_found"), "{path}: {answer:?}");
     }
@@ -362,8 +382,8 @@ fn http_is_exact() -> anyhow::Result<()> {
     ensure!(ask("POST", "/sync/pull", &authorized(&[json]), &padded(1 << 20)).status == 200, "exactly the limit");
     let announced = ask("POST", "/sync/pull", &authorized(&[json, ("Content-Length", "1048577")]), b"");
     ensure!((announced.status, announced.code().as_str()) == (413, "payload_too_large"), "{announced:?}");
-    let huge = ask("POST", "/sync/pull", &authorized(&[json, ("Content-Length", "18446744073709551615")]), b"");
-    ensure!([400, 413].contains(&huge.status), "{huge:?}");
+    let huge = ask("POST", "/sync/pull", &authorized(&[json, ("Content-Length", "9223372036854775808")]), b"");
+    ensure!(huge.status == 413, "{huge:?}");
     let mut chunked = format!("{:x}\r\n", (1 << 20) + 1).into_bytes();
     chunked.extend(padded((1 << 20) + 1));
     chunked.extend(b"\r\n0\r\n\r\n");
@@ -374,7 +394,8 @@ fn http_is_exact() -> anyhow::Result<()> {
     let token = sandbox.token("u_1")?;
     let (signed, _) = token.rsplit_once('.').context("three parts")?;
     let (_, claims) = signed.split_once('.').context("three parts")?;
-    let headers = |values: &[String]| values.iter().map(|v| ("Authorization".to_owned(), v.clone())).collect::<Vec<_>>();
+    let headers =
+        |values: &[String]| values.iter().map(|v| ("Authorization".to_owned(), v.clone())).collect::<Vec<_>>();
     for (what, values) in [
         ("no header", vec![]),
         ("another scheme", vec![format!("Basic {token}")]),

@@ -77,12 +77,6 @@ pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) 
 }
 
 /// One request, one answer.
-pub fn exchange(
-    base: &str,
-    method: &str,
-    path: &str,
-    headers: &[(&str, &str)],
-    body: &[u8],
-) -> anyhow::Result<Answer> {
+pub fn exchange(base: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> anyhow::Result<Answer> {
     begin(base, &request(method, path, headers, body))?.finish()
 }

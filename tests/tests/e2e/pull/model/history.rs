@@ -39,8 +39,30 @@ assignments:
 "#;
 
 const NOTE_IDS: [i64; 24] = [
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 255, 256, 257, 65_535, 65_536, 4_294_967_295, 4_294_967_296, 4_294_967_297,
-    9_007_199_254_740_993, 9_223_372_036_854_775_805, 9_223_372_036_854_775_806, 9_223_372_036_854_775_807,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    11,
+    12,
+    255,
+    256,
+    257,
+    65_535,
+    65_536,
+    4_294_967_295,
+    4_294_967_296,
+    4_294_967_297,
+    9_007_199_254_740_993,
+    9_223_372_036_854_775_805,
+    9_223_372_036_854_775_806,
+    9_223_372_036_854_775_807,
 ];
 const PAGE_IDS: [&str; 12] = ["", "a", "b", "B", "bb", "aaa", "ü", "z z", "%", ":", "\u{10ffff}", "long long long key"];
 const NAMES: [Option<&str>; 4] = [Some("a"), Some("b"), Some("c"), None];
@@ -122,8 +144,13 @@ impl History {
     /// A random transaction that touches none of these keys: its SQL, and the keys that it touches.
     pub fn commit(&mut self, random: &mut StdRng, forbidden: &BTreeSet<Key>) -> (String, BTreeSet<Key>) {
         let before = self.rows.clone();
-        let mut draft =
-            Draft { sql: "begin;\n".to_owned(), rows: self.rows.clone(), touched: BTreeMap::new(), events: 0, forbidden };
+        let mut draft = Draft {
+            sql: "begin;\n".to_owned(),
+            rows: self.rows.clone(),
+            touched: BTreeMap::new(),
+            events: 0,
+            forbidden,
+        };
         for _ in 0..random.random_range(0..7) {
             draft.operation(random);
         }
@@ -186,11 +213,8 @@ impl History {
                 effect.row.as_ref().map(raw).unwrap_or_default(),
             ]
         });
-        let page = Page {
-            changes: changes.collect(),
-            advanced: places.keys().cloned().collect(),
-            has_more: !rest.is_empty(),
-        };
+        let page =
+            Page { changes: changes.collect(), advanced: places.keys().cloned().collect(), has_more: !rest.is_empty() };
         (page, places)
     }
 
@@ -307,12 +331,8 @@ impl Draft<'_> {
             }
             6 => {
                 let (Some(old), Some(new)) = (live.choose(random), free.choose(random)) else { return };
-                let _ = writeln!(
-                    self.sql,
-                    "update {name} set id = {} where id = {};",
-                    literal(&new.1),
-                    literal(&old.1)
-                );
+                let _ =
+                    writeln!(self.sql, "update {name} set id = {} where id = {};", literal(&new.1), literal(&old.1));
                 let row = self.rows.remove(old).unwrap();
                 self.rows.insert(new.clone(), row);
                 self.touch(&[old, new]);
