@@ -5,6 +5,7 @@ mod content;
 mod lifetime;
 mod oracle;
 mod pgbench;
+mod rebuild;
 mod restart;
 mod retention;
 mod rules_sql;
