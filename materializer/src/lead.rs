@@ -26,10 +26,8 @@ use crate::stream::{self, Stream, StreamError};
 const RETRY_CAP: Duration = Duration::from_secs(5);
 /// Wait before a baseline is taken again that met a value it cannot represent.
 const POISONED_BASELINE: Duration = Duration::from_secs(60);
-/// Snapshots without a session are kept this long, so that a session that is being made finds them.
-const SNAPSHOT_GRACE: Duration = Duration::from_secs(600);
-/// Sessions and snapshots removed in one step of the housekeeping.
-const COLLECT_BATCH: i64 = 20;
+/// Sessions, and at most as many snapshots, removed in one step of the housekeeping.
+const COLLECT_BATCH: i64 = 100;
 /// Clients expired in one step of the housekeeping.
 const EXPIRE_BATCH: i64 = 500;
 /// Scopes compacted in one step of the housekeeping.
@@ -379,7 +377,8 @@ impl Heartbeat {
     async fn collect(&self, sweep: &mut Sweep) -> Result<(), StoreError> {
         let now = self.settings.now();
         let mut db = session::acquire(&self.state).await?;
-        let (sessions, snapshots) = snapshot::collect(&db, now, now - SNAPSHOT_GRACE, COLLECT_BATCH).await?;
+        let grace = Duration::from_secs(self.settings.snapshot_grace_seconds);
+        let (sessions, snapshots) = snapshot::collect(&db, now, now - grace, COLLECT_BATCH).await?;
         let stale = Duration::from_secs(self.settings.stale_seconds);
         let expired = retention::expire_clients(&db, now, stale, EXPIRE_BATCH).await?;
         let mut markers = 0;

@@ -98,6 +98,9 @@ pub struct RunSettings {
     /// A stream that is silent for this long while the source's WAL moves on is reconnected.
     #[arg(long, env = "TRIBUTARY_SILENCE_SECONDS", default_value = "30", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub silence_seconds: u64,
+    /// How long a snapshot that no session uses is kept, for sessions that are being made.
+    #[arg(long, env = "TRIBUTARY_SNAPSHOT_GRACE_SECONDS", default_value = "600", hide = true)]
+    pub snapshot_grace_seconds: u64,
 }
 
 impl RunSettings {

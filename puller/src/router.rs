@@ -76,7 +76,7 @@ impl Server {
         &self,
         endpoint: &'static str,
         request: Request,
-        work: impl AsyncFnOnce(&App, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
+        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
     ) -> Response {
         let started = Instant::now();
         let outcome = tokio::select! {
@@ -103,7 +103,7 @@ impl Server {
     async fn work(
         &self,
         request: Request,
-        work: impl AsyncFnOnce(&App, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
+        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
     ) -> Result<Vec<u8>, ApiError> {
         let _permit = self.in_flight.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?;
         let now = crate::app::micros(self.app.now()) / 1_000_000;

@@ -131,10 +131,11 @@ pub async fn renew_generation(db: &impl GenericClient, client_no: i64, now: Syst
     Ok(statement::query_one(db, sql, &[&client_no, &now]).await?.try_get(0)?)
 }
 
-/// Locks a client's row for the rest of the transaction, so that what was read of it stays true: a request that
-/// changed it since the snapshot is a conflict.
+/// Locks a client's row for the rest of the transaction: it stays, and a request that changed it since the snapshot is
+/// a conflict. Later requests may change it meanwhile, so that a client's pulls never wait for its own long rebuild; what
+/// they change ends the session by its bindings.
 pub async fn lock(db: &impl GenericClient, client_no: i64) -> Result<()> {
-    let sql = "-- client::lock\nselect client_no from tributary.client where client_no = $1 for share";
+    let sql = "-- client::lock\nselect client_no from tributary.client where client_no = $1 for key share";
     statement::query_one(db, sql, &[&client_no]).await?;
     Ok(())
 }

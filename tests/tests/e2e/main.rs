@@ -7,6 +7,7 @@ mod openapi;
 mod oracle;
 mod pgbench;
 mod pull;
+mod rebuild;
 mod restart;
 mod retention;
 mod rules_sql;
