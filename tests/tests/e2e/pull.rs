@@ -3,6 +3,8 @@
 //! This module holds what the laws have in common: how a request is sent as raw text, what of the state must not change,
 //! and how a test knows that everything committed is materialized.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot read an answer has failed")]
+
 mod accepted_writes;
 mod acknowledgement;
 mod assignment;
@@ -161,12 +163,12 @@ fn has_more(body: &Json) -> bool {
 }
 
 /// The sum of a metric over the pullers, of the lines that begin like this.
-fn metric(sandbox: &Sandbox, prefix: &str) -> anyhow::Result<f64> {
-    let mut sum = 0.0;
+fn metric(sandbox: &Sandbox, prefix: &str) -> anyhow::Result<u64> {
+    let mut sum = 0;
     for puller in &sandbox.pullers {
         let text = String::from_utf8(http::get(&format!("{}/metrics", puller.admin_url))?.body)?;
         for line in text.lines().filter(|line| line.starts_with(prefix)) {
-            sum += line.rsplit(' ').next().context("a value")?.parse::<f64>()?;
+            sum += line.rsplit(' ').next().context("a value")?.parse::<u64>()?;
         }
     }
     Ok(sum)

@@ -193,7 +193,7 @@ fn a_stale_cursor_is_rebuilt_and_not_acknowledged() -> anyhow::Result<()> {
         ensure!(checksums.keys().eq(old.keys()), "{}: checksums cover the assigned scopes", cause.name);
         ensure!(checkpoints(&state, "stale")? == acknowledged, "{}: a stale cursor was acknowledged", cause.name);
         let counted = super::metric(&sandbox, &format!("tributary_stale_cursors_total{{cause=\"{}\"}}", cause.name))?;
-        ensure!(counted >= 1.0, "{}: refused for another cause", cause.name);
+        ensure!(counted >= 1, "{}: refused for another cause", cause.name);
         state.run(&cause.undo)?;
     }
     // At the floor is not below it: a checkpoint is the position of a cursor that was presented.

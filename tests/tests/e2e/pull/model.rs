@@ -160,12 +160,16 @@ impl Puller {
 fn every_page_is_the_naive_models() -> anyhow::Result<()> {
     let seed = seed();
     println!("seed {seed}: TRIBUTARY_TEST_SEED={seed} replays it");
-    every_page(seed).with_context(|| format!("seed {seed}"))
+    let (transactions, pages) = every_page(seed).with_context(|| format!("seed {seed}"))?;
+    println!("{transactions} transactions, {pages} pages compared");
+    ensure!(pages >= 500, "only {pages} pages");
+    Ok(())
 }
 
-fn every_page(seed: u64) -> anyhow::Result<()> {
+/// How many transactions were committed and how many pages compared.
+fn every_page(seed: u64) -> anyhow::Result<(usize, usize)> {
     let mut random = StdRng::seed_from_u64(seed);
-    let scratch = tempfile()?;
+    let scratch = application()?;
     let sandbox = Sandbox::start(Options {
         pullers: 2,
         schema: Some(vec![scratch.join("schema.sql")]),
@@ -256,10 +260,7 @@ fn every_page(seed: u64) -> anyhow::Result<()> {
             puller.compare(&history, records)?;
         }
     }
-    let compared: usize = pullers.iter().map(|puller| puller.compared).sum();
-    println!("{} transactions, {compared} pages compared", history.transactions());
-    ensure!(compared >= 500, "only {compared} pages");
-    Ok(())
+    Ok((history.transactions(), pullers.iter().map(|puller| puller.compared).sum()))
 }
 
 fn checksums_are(body: &Json, reference: &[Client]) -> anyhow::Result<()> {
@@ -271,7 +272,7 @@ fn checksums_are(body: &Json, reference: &[Client]) -> anyhow::Result<()> {
 }
 
 /// The application of the model, as files.
-fn tempfile() -> anyhow::Result<std::path::PathBuf> {
+fn application() -> anyhow::Result<std::path::PathBuf> {
     let dir = std::env::temp_dir().join(format!("tributary-model-{}", uuid::Uuid::new_v4().simple()));
     std::fs::create_dir(&dir)?;
     std::fs::write(dir.join("schema.sql"), history::SCHEMA)?;

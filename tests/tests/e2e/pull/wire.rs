@@ -1,5 +1,6 @@
 //! HTTP by hand, for requests that a client library would not send.
 
+use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -63,12 +64,12 @@ impl Pending {
 pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let mut out = format!("{method} {path} HTTP/1.1\r\nHost: puller\r\nConnection: close\r\n");
     for (name, value) in headers {
-        out.push_str(&format!("{name}: {value}\r\n"));
+        let _ = write!(out, "{name}: {value}\r\n");
     }
     let framed =
         headers.iter().any(|(name, _)| ["content-length", "transfer-encoding"].contains(&&*name.to_lowercase()));
     if !framed {
-        out.push_str(&format!("Content-Length: {}\r\n", body.len()));
+        let _ = write!(out, "Content-Length: {}\r\n", body.len());
     }
     out.push_str("\r\n");
     let mut out = out.into_bytes();
