@@ -24,6 +24,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Sessions that keep digests and watch progress.
 const CACHE_SESSIONS: usize = 3;
 
+/// Time for the last answers to leave when the grace period is over.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 fn main() -> ExitCode {
     let settings = ServeSettings::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -90,22 +93,26 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
 
     let drain = stop.clone();
     let served = app.clone();
-    let serving = tokio::spawn(
-        axum::serve(listener, router::router(served, limits))
+    let give_up = CancellationToken::new();
+    let mut serving = tokio::spawn(
+        axum::serve(listener, router::router(served, limits, give_up.clone()))
             .with_graceful_shutdown(async move { drain.cancelled().await })
             .into_future(),
     );
     stop.cancelled().await;
     watching.await.context("readiness")?;
     health.unready("draining");
-    // Who waits for a staging is told in time to come back; its work may need longer than the grace period.
     let grace = Duration::from_secs(settings.grace_seconds);
+    // Who waits for a staging is told in time to come back; its work may need longer than the grace period.
     tokio::spawn(async move {
         tokio::time::sleep(grace / 2).await;
         app.staging.leaving.cancel();
     });
-    if tokio::time::timeout(grace, serving).await.is_err() {
-        tracing::warn!("some requests did not end within the grace period");
+    if tokio::time::timeout(grace, &mut serving).await.is_err() {
+        tracing::warn!("some requests did not end within the grace period and are answered 503");
+        give_up.cancel();
+        // Connections that nobody reads from do not keep the process.
+        let _ = tokio::time::timeout(FAREWELL, serving).await;
     }
     admin_stop.cancel();
     Ok(())

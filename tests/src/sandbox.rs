@@ -77,7 +77,8 @@ impl Default for Options {
             port_base: 0,
             pg_bin: None,
             pg_settings: Vec::new(),
-            split: false,
+            // Set by tests/run.sh for its second round.
+            split: std::env::var_os("TRIBUTARY_TEST_SPLIT").is_some(),
             materializer_args: Vec::new(),
             puller_args: Vec::new(),
             ready_within: Duration::from_secs(120),

@@ -3,8 +3,10 @@
 mod bad_input;
 mod content;
 mod lifetime;
+mod openapi;
 mod oracle;
 mod pgbench;
+mod pull;
 mod rebuild;
 mod restart;
 mod retention;
