@@ -45,7 +45,6 @@ pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8]) -> Result<Vec
         Outcome::Unstaged { scope_no, accepted } => (scope_no, accepted),
     };
     // Nobody has staged this content: one rebuild does, the others wait for it.
-    let _waiting = app.staging.waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?;
     let waiting = Waiting { app, user, request: &request, scope_no, since: Instant::now(), accepted };
     tokio::select! {
         answer = waiting.answer() => answer,
@@ -69,6 +68,7 @@ impl Waiting<'_> {
     /// Waits for whoever stages the scope, or stages it.
     async fn answer(&self) -> Result<Vec<u8>, ApiError> {
         let turn = self.app.staging.turn(self.scope_no);
+        let mut permit = None;
         loop {
             if let Ok(guard) = turn.lock.clone().try_lock_owned() {
                 let (app, user, request) = (self.app.clone(), self.user.clone(), self.request.clone());
@@ -79,6 +79,10 @@ impl Waiting<'_> {
                     Err(ApiError::TemporaryUnavailable { retry_after: 1 })
                 });
             }
+            if permit.is_none() {
+                let waiters = &self.app.staging.waiters;
+                permit = Some(waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?);
+            }
             // Whoever waited looks whether the one before it has staged the content, without holding up the others.
             drop(turn.lock.lock().await);
             // What was staged from a state snapshot opened while this request waited is as good as staging it now, though
@@ -86,9 +90,7 @@ impl Waiting<'_> {
             let latest = turn.latest().filter(|latest| latest.opened >= self.since);
             let shared = latest.map(|latest| Shared { latest, accepted: self.accepted });
             let mode = Mode::Reuse(shared);
-            if let Outcome::Page(page) =
-                self.app.run(|| once(self.app, self.user, self.request, mode.clone())).await?
-            {
+            if let Outcome::Page(page) = self.app.run(|| once(self.app, self.user, self.request, mode.clone())).await? {
                 return Ok(page);
             }
         }
