@@ -111,9 +111,9 @@ impl Site {
         let last = rows - each;
         self.source.run(&format!(
             "do $$ begin
-                for first in 1..{last} by {each} loop
+                for lowest in 1..{last} by {each} loop
                     insert into public.items
-                    select g, g % {OWNERS}, {BODY} from generate_series(first, least(first + {each} - 1, {last})) g;
+                    select g, g % {OWNERS}, {BODY} from generate_series(lowest, least(lowest + {each} - 1, {last})) g;
                     commit;
                 end loop;
             end $$"
