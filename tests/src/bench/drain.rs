@@ -5,11 +5,11 @@
 
 use std::time::{Duration, Instant};
 
+use super::Options;
 use super::memory::Memory;
 use super::site::Site;
 use super::subscription::Subscription;
 use super::table::Figure;
-use super::Options;
 
 /// 1,000,000 rows, 1,000 in a transaction.
 pub(super) fn bulk(options: &Options, site: &mut Site, memory: &mut Memory) -> anyhow::Result<Vec<Figure>> {

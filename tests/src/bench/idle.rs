@@ -95,9 +95,9 @@ fn requests_per_second(connections: Vec<(KeepAlive, Vec<u8>)>, time: Duration) -
                 })
             })
             .collect();
-        let counts = workers.into_iter().map(|worker| {
-            worker.join().map_err(|_| anyhow::anyhow!("a connection's thread panicked"))?
-        });
+        let counts = workers
+            .into_iter()
+            .map(|worker| worker.join().map_err(|_| anyhow::anyhow!("a connection's thread panicked"))?);
         counts.sum::<anyhow::Result<u64>>()
     })?;
     Ok(answered as f64 / time.as_secs_f64())

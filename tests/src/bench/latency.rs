@@ -1,8 +1,8 @@
 //! From commit to sight at 100 commits a second: of a client that pulls as fast as answers come, and of one that reads
 //! a subscription's table as fast as answers come.
 //!
-//! A commit's time is when the writer learns of it. The writer commits synchronously and keeps its pace whatever the
-//! others do.
+//! A commit begins when the writer sends COMMIT and is done when the writer learns of it; both times are told. The writer
+//! commits synchronously and keeps its pace whatever the others do.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,22 +58,43 @@ pub(super) fn measure(options: &Options, site: &mut Site) -> anyhow::Result<Vec<
     site.say(&format!("{commits} commits beside a client that pulls"));
     let ours = observe(&site.sandbox.source_url(), ROWS + commits + 2, commits, || Ok(client.pull()?.ids))?;
 
-    Ok([("median", 0.5), ("p99", 0.99)]
-        .map(|(name, quantile)| {
-            let name = format!("commit to pull at {COMMITS_PER_SECOND} commits/s, {name}");
-            Figure::time(name, at(&ours, quantile), ("subscription", at(&native, quantile)), TARGET)
-        })
-        .into())
+    let figure = |since: &str, name: &str, quantile, times: fn(&Sight) -> Duration| {
+        Figure::time(
+            format!("{since} to pull at {COMMITS_PER_SECOND} commits/s, {name}"),
+            at(&ours, quantile, times),
+            ("subscription", at(&native, quantile, times)),
+            TARGET,
+        )
+    };
+    Ok(vec![
+        figure("COMMIT sent", "median", 0.5, |sight| sight.since_sent),
+        figure("COMMIT sent", "p99", 0.99, |sight| sight.since_sent),
+        figure("COMMIT answered", "median", 0.5, |sight| sight.since_answered),
+        figure("COMMIT answered", "p99", 0.99, |sight| sight.since_answered),
+    ])
 }
 
-/// Commits rows from `first` on at their pace, while `look` says which rows have come into sight; the times between,
-/// in ascending order.
+/// How long a row took to come into sight.
+#[derive(Debug, Clone, Copy)]
+struct Sight {
+    since_sent: Duration,
+    since_answered: Duration,
+}
+
+/// A row's commit.
+struct Commit {
+    id: i64,
+    sent: Instant,
+    answered: Instant,
+}
+
+/// Commits rows from `first` on at their pace, while `look` says which rows have come into sight; the times between.
 fn observe(
     source_url: &str,
     first: i64,
     commits: i64,
     mut look: impl FnMut() -> anyhow::Result<Vec<i64>>,
-) -> anyhow::Result<Vec<Duration>> {
+) -> anyhow::Result<Vec<Sight>> {
     let source = Database::connect(source_url)?;
     let failed = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -96,16 +117,18 @@ fn observe(
             }
         }
         let committed = writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))??;
-        let mut times = committed
-            .iter()
-            .map(|(id, at)| Ok(seen.get(id).context("a row was not seen")?.saturating_duration_since(*at)))
-            .collect::<anyhow::Result<Vec<_>>>()?;
-        times.sort_unstable();
-        Ok(times)
+        let sight = |commit: &Commit| {
+            let seen = seen.get(&commit.id).context("a row was not seen")?;
+            Ok(Sight {
+                since_sent: seen.saturating_duration_since(commit.sent),
+                since_answered: seen.saturating_duration_since(commit.answered),
+            })
+        };
+        committed.iter().map(sight).collect()
     })
 }
 
-fn write(source: &Database, first: i64, commits: i64) -> anyhow::Result<Vec<(i64, Instant)>> {
+fn write(source: &Database, first: i64, commits: i64) -> anyhow::Result<Vec<Commit>> {
     let start = Instant::now();
     let pace = Duration::from_secs(1) / COMMITS_PER_SECOND as u32;
     let mut committed = Vec::with_capacity(commits as usize);
@@ -113,17 +136,18 @@ fn write(source: &Database, first: i64, commits: i64) -> anyhow::Result<Vec<(i64
         let due = pace * number as u32;
         thread::sleep(due.saturating_sub(start.elapsed()));
         let id = first + number;
-        source.execute(
-            "insert into public.items values ($1, $2, repeat('x', 184))",
-            &[&id, &i32::try_from(OWNER)?],
-        )?;
-        committed.push((id, Instant::now()));
+        source.run(&format!("begin; insert into public.items values ({id}, {OWNER}, repeat('x', 184))"))?;
+        let sent = Instant::now();
+        source.run("commit")?;
+        committed.push(Commit { id, sent, answered: Instant::now() });
     }
     Ok(committed)
 }
 
-/// The time at a quantile of ascending times.
-fn at(times: &[Duration], quantile: f64) -> Duration {
+/// The time at a quantile, by nearest rank.
+fn at(sights: &[Sight], quantile: f64, time: fn(&Sight) -> Duration) -> Duration {
+    let mut times: Vec<Duration> = sights.iter().map(time).collect();
+    times.sort_unstable();
     let index = (times.len() as f64 * quantile).ceil() as usize;
     times.get(index.saturating_sub(1)).copied().unwrap_or_default()
 }
@@ -134,9 +158,11 @@ mod tests {
 
     #[test]
     fn quantiles_are_nearest_ranks() {
-        let times: Vec<Duration> = (1..=100).map(Duration::from_millis).collect();
-        assert_eq!(at(&times, 0.5), Duration::from_millis(50));
-        assert_eq!(at(&times, 0.99), Duration::from_millis(99));
-        assert_eq!(at(&times[..1], 0.99), Duration::from_millis(1));
+        let sight = |time| Sight { since_sent: Duration::from_millis(time), since_answered: Duration::ZERO };
+        let sights: Vec<Sight> = (1..=100).rev().map(sight).collect();
+        let quantile = |part| at(&sights, part, |sight| sight.since_sent);
+        assert_eq!(quantile(0.5), Duration::from_millis(50));
+        assert_eq!(quantile(0.99), Duration::from_millis(99));
+        assert_eq!(at(&[], 0.99, |sight| sight.since_sent), Duration::ZERO);
     }
 }

@@ -145,9 +145,8 @@ impl Site {
     }
 
     fn insert(&self, first: i64, last: i64, owner: &str) -> anyhow::Result<()> {
-        self.source.run(&format!(
-            "insert into public.items select g, {owner}, {BODY} from generate_series({first}, {last}) g"
-        ))
+        self.source
+            .run(&format!("insert into public.items select g, {owner}, {BODY} from generate_series({first}, {last}) g"))
     }
 
     /// Asynchronous commits reach the disk, and with it the stream.
@@ -178,7 +177,7 @@ impl Files {
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let files = Self { dir };
         files.put("schema.sql", &format!("{TABLE};\n"))?;
-        let shared: String = SHARED.iter().map(|owner| format!("  - scope: \"owner:{owner}\"\n")).collect();
+        let shared = SHARED.map(|owner| format!("  - scope: \"owner:{owner}\"\n")).concat();
         files.put(
             "sync.yaml",
             &format!(

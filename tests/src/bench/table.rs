@@ -106,7 +106,9 @@ impl Table {
         let mut out = String::new();
         let machine = self.machine.as_deref().unwrap_or("nothing was measured");
         let _ = writeln!(out, "`{}` on {machine}\n", self.command);
-        out.push_str("| figure | Tributary | baseline | compared | target | met |\n| --- | ---: | ---: | ---: | ---: | --- |\n");
+        out.push_str(
+            "| figure | Tributary | baseline | compared | target | met |\n| --- | ---: | ---: | ---: | ---: | --- |\n",
+        );
         for figure in &self.figures {
             let Figure { name, ours, baseline, compared, target, met } = figure;
             let met = match met {
@@ -164,7 +166,10 @@ mod tests {
         table.add(Figure::time("latency", Duration::from_millis(3), ("native", Duration::from_millis(1)), 2.0));
         table.add(Figure::memory("memory", 110 << 20, 10 << 20, Some(100 << 20)));
         let text = table.markdown();
-        assert!(text.contains("| drain | 1,234,567 rows/s | 2,469,134 rows/s (native) | 0.50 | ≥ 0.5 | yes |"), "{text}");
+        assert!(
+            text.contains("| drain | 1,234,567 rows/s | 2,469,134 rows/s (native) | 0.50 | ≥ 0.5 | yes |"),
+            "{text}"
+        );
         assert!(text.contains("| latency | 3.0 ms | 1.0 ms (native) | 3.00 | ≤ 2 | **no** |"), "{text}");
         assert!(text.contains("| memory | 110 MiB | 10 MiB (idle) | + 100 MiB | ≤ + 100 MiB | yes |"), "{text}");
         assert!(table.misses());

@@ -67,7 +67,11 @@ fn measure(cli: Cli) -> anyhow::Result<()> {
         scale: cli.scale,
         measurements,
         split: cli.split,
-        command: ["tests/bench.sh"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>().join(" "),
+        command: ["tests/bench.sh"]
+            .into_iter()
+            .chain(arguments.iter().map(String::as_str))
+            .collect::<Vec<_>>()
+            .join(" "),
         say,
         cancelled: &CANCELLED,
     })?;
