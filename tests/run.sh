@@ -9,7 +9,10 @@ if ! cargo nextest --version >/dev/null 2>&1; then
     echo "installing cargo-nextest"
     cargo install cargo-nextest --locked || echo "cargo-nextest cannot be installed; using cargo test"
 fi
+# Everything once with one database, and the end-to-end tests again with the state in a database of its own.
 if cargo nextest --version >/dev/null 2>&1; then
-    exec cargo nextest run --workspace "$@"
+    cargo nextest run --workspace "$@"
+    TRIBUTARY_TEST_SPLIT=1 exec cargo nextest run --workspace -E 'binary(e2e)' "$@"
 fi
-exec cargo test --workspace --bins --lib --tests "$@"
+cargo test --workspace --bins --lib --tests "$@"
+TRIBUTARY_TEST_SPLIT=1 exec cargo test --package tributary-tests --test e2e "$@"

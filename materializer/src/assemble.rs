@@ -9,6 +9,9 @@
 //! into one state transaction. A row that enters and leaves a scope in different parts of one source transaction leaves
 //! a delete marker that a smaller transaction would not; clients ignore a delete of a row that they do not hold.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::time::SystemTime;
 
@@ -110,6 +113,8 @@ pub struct Batch {
     pub transactions: u64,
     /// Row changes.
     pub changes: u64,
+    /// Whether other batches may share its state transaction.
+    pub joinable: bool,
     rows: usize,
     octets: usize,
 }
@@ -328,6 +333,7 @@ impl Assembler {
 
     /// Inside a transaction the batch must not be committed: it holds a part.
     fn leave_open(&mut self, batch: &mut Batch) {
+        batch.joinable = self.limits.transactions > 1;
         if let Some(open) = &self.open {
             batch.end = None;
             if !open.replayed {

@@ -13,20 +13,27 @@ use tributary_shared::service::backoff::Backoff;
 use tributary_shared::service::health::Health;
 use tributary_shared::store::error::{Fate, StoreError};
 use tributary_shared::store::session::{self, Pool};
-use tributary_shared::store::{configuration, leader, progress, quarantine, snapshot, source};
+use tributary_shared::store::{configuration, leader, progress, quarantine, retention, snapshot, source};
 use uuid::Uuid;
 
 use crate::assemble::Limits;
 use crate::baseline::{self, Baseline};
+use crate::materialize::MaterializeError;
 use crate::settings::RunSettings;
 use crate::stream::{self, Stream, StreamError};
 
 /// Longest wait between attempts after a fault.
 const RETRY_CAP: Duration = Duration::from_secs(5);
-/// Snapshots without a session are kept this long, so that a session that is being made finds them.
-const SNAPSHOT_GRACE: Duration = Duration::from_secs(600);
-/// Sessions and snapshots removed in one step of the housekeeping.
-const COLLECT_BATCH: i64 = 20;
+/// Wait before a baseline is taken again that met a value it cannot represent.
+const POISONED_BASELINE: Duration = Duration::from_secs(60);
+/// Sessions, and at most as many snapshots, removed in one step of the housekeeping.
+const COLLECT_BATCH: i64 = 100;
+/// Clients expired in one step of the housekeeping.
+const EXPIRE_BATCH: i64 = 500;
+/// Scopes compacted in one step of the housekeeping.
+const COMPACT_SCOPES: usize = 50;
+/// Delete markers removed from a scope, and departed rows looked at, in one step of the housekeeping.
+const COMPACT_BATCH: i64 = 1000;
 
 /// A materializer: stands by until it leads.
 pub struct Materializer {
@@ -130,8 +137,16 @@ impl Materializer {
             if fate == Fate::StandDown {
                 break;
             }
-            // Also what needs an operator is tried again: the cause may be mended from outside at any time.
-            let delay = if fate == Fate::Rerun { Duration::ZERO } else { backoff.next_delay() };
+            // Also what needs an operator is tried again: the cause may be mended from outside at any time. A baseline
+            // that met a value it cannot represent reads every table again, so that one waits longer.
+            let poisoned = error
+                .chain()
+                .any(|cause| matches!(cause.downcast_ref::<MaterializeError>(), Some(MaterializeError::Poison { .. })));
+            let delay = match fate {
+                _ if poisoned => POISONED_BASELINE,
+                Fate::Rerun => Duration::ZERO,
+                Fate::Retry | Fate::Stop | Fate::StandDown => backoff.next_delay(),
+            };
             tokio::select! {
                 () = leading.cancelled() => {}
                 () = tokio::time::sleep(delay) => {}
@@ -298,6 +313,7 @@ struct Heartbeat {
 impl Heartbeat {
     async fn run(self) {
         let mut source_db = None;
+        let mut sweep = Sweep::default();
         let mut beat = tokio::time::interval(self.settings.heartbeat());
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -305,7 +321,10 @@ impl Heartbeat {
                 () = self.leading.cancelled() => return,
                 _ = beat.tick() => {}
             }
-            match self.renew().await {
+            // A frozen connection must not stop the heart: each step has a limit of its own.
+            let limit = self.settings.heartbeat();
+            let unanswered = |_| StoreError::Pool("no answer in time".into());
+            match tokio::time::timeout(limit, self.renew()).await.map_err(unanswered).and_then(|done| done) {
                 Ok(()) => {}
                 Err(StoreError::Fenced) => {
                     tracing::warn!(epoch = self.epoch, "another materializer leads");
@@ -314,11 +333,13 @@ impl Heartbeat {
                 }
                 Err(error) => tracing::warn!(%error, "the heartbeat failed"),
             }
-            if let Err(error) = self.measure(&mut source_db).await {
+            let measured = tokio::time::timeout(limit, self.measure(&mut source_db)).await;
+            if let Err(error) = measured.map_err(unanswered).and_then(|done| done) {
                 tracing::debug!(%error, "the source's WAL position is not known");
                 source_db = None;
             }
-            if let Err(error) = self.collect().await {
+            let collected = tokio::time::timeout(limit, self.collect(&mut sweep)).await;
+            if let Err(error) = collected.map_err(unanswered).and_then(|done| done) {
                 tracing::debug!(%error, "housekeeping failed");
             }
         }
@@ -351,13 +372,42 @@ impl Heartbeat {
         Ok(())
     }
 
-    async fn collect(&self) -> Result<(), StoreError> {
-        let now = std::time::SystemTime::now();
-        let db = session::acquire(&self.state).await?;
-        let (sessions, snapshots) = snapshot::collect(&db, now, now - SNAPSHOT_GRACE, COLLECT_BATCH).await?;
-        if sessions + snapshots > 0 {
-            tracing::debug!(sessions, snapshots, "removed expired rebuild sessions and unused snapshots");
+    /// Small steps of housekeeping, bounded so that the stream does not feel them: expired rebuild sessions and unused
+    /// snapshots, clients that acknowledge nothing, delete markers that no client needs.
+    async fn collect(&self, sweep: &mut Sweep) -> Result<(), StoreError> {
+        let now = self.settings.now();
+        let mut db = session::acquire(&self.state).await?;
+        let grace = Duration::from_secs(self.settings.snapshot_grace_seconds);
+        let (sessions, snapshots) = snapshot::collect(&db, now, now - grace, COLLECT_BATCH).await?;
+        let stale = Duration::from_secs(self.settings.stale_seconds);
+        let expired = retention::expire_clients(&db, now, stale, EXPIRE_BATCH).await?;
+        let mut markers = 0;
+        for _ in 0..COMPACT_SCOPES {
+            let Some(scope_no) = retention::next_marked_scope(&db, sweep.scope_no).await? else {
+                sweep.scope_no = 0;
+                break;
+            };
+            let transaction = db.transaction().await?;
+            let compacted = retention::compact(&transaction, scope_no, now, COMPACT_BATCH).await?;
+            leader::hold(&transaction, self.epoch).await?;
+            transaction.commit().await?;
+            markers += compacted.markers;
+            // A scope with more than a batch is looked at again.
+            sweep.scope_no = if compacted.markers < COMPACT_BATCH as u64 { scope_no } else { scope_no - 1 };
+        }
+        sweep.row_id = retention::forget_unmarked(&db, sweep.row_id, COMPACT_BATCH).await?.unwrap_or(0);
+        metrics::counter!("tributary_expired_clients_total").increment(expired);
+        metrics::counter!("tributary_compacted_markers_total").increment(markers);
+        if sessions + snapshots + expired + markers > 0 {
+            tracing::debug!(sessions, snapshots, expired, markers, "housekeeping");
         }
         Ok(())
     }
+}
+
+/// Where the housekeeping goes on.
+#[derive(Default)]
+struct Sweep {
+    scope_no: i32,
+    row_id: i64,
 }

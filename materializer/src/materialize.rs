@@ -3,7 +3,7 @@
 //! Everything is done in sets: a constant number of statements per batch and relation, whatever the number of rows.
 //! The statements stand in `tributary_shared::store::write`; the decisions stand here.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -16,7 +16,7 @@ use tributary_shared::store::error::StoreError;
 use tributary_shared::store::membership::Changed;
 use tributary_shared::store::scope;
 use tributary_shared::store::session::{self, Pool};
-use tributary_shared::store::write::{self, EntryWrite, Existing, RowWrite};
+use tributary_shared::store::write::{self, EntryWrite, Existing, RowCopy, RowWrite};
 
 use crate::assemble::{Batch, PendingRow, RowState, TableBatch};
 use crate::membership::{self, SetMembership, Written};
@@ -55,6 +55,9 @@ pub struct Writer {
     schema_hash: [u8; 32],
     next_row_id: Arc<AtomicI64>,
     scopes: HashMap<String, i32>,
+    /// For each relation whether it can have departed rows; asked once. Only the leader's writer adds them, and none
+    /// survives a state transaction that fails.
+    departed: Vec<Option<bool>>,
     pool: Pool,
     /// For a baseline: the version of every row, while effects stand at the generation start.
     baseline_version: Option<Position>,
@@ -87,8 +90,10 @@ impl<'a> Resolved<'a> {
 /// What the rules say about one row of a batch; scopes by their index among the batch's scopes.
 #[derive(Default, Clone)]
 struct Membership {
-    present: BTreeSet<usize>,
-    touched: BTreeSet<usize>,
+    /// Of the last state; a scope may be named by several rules.
+    present: Vec<usize>,
+    /// Of earlier states.
+    touched: Vec<usize>,
 }
 
 /// The scopes that a batch names, each once.
@@ -145,12 +150,13 @@ impl Writer {
             })
             .collect();
         Self {
+            departed: vec![None; registry.tables.len()],
+            scopes: HashMap::new(),
             registry,
             encoders,
             rules,
             schema_hash,
             next_row_id,
-            scopes: HashMap::new(),
             pool,
             baseline_version,
             membership,
@@ -166,12 +172,12 @@ impl Writer {
     pub async fn write(&mut self, db: &Transaction<'_>, batch: &Batch) -> Result<(), MaterializeError> {
         let registry = self.registry.clone();
         for &(table, position) in &batch.truncates {
-            let table = &registry.tables[table];
-            if self.membership.concerns(table) {
-                self.membership.truncate(db, table, position).await?;
+            if self.membership.concerns(&registry.tables[table]) {
+                self.membership.truncate(db, &registry.tables[table], position).await?;
             } else {
-                write::truncate(db, table, position).await?;
+                write::truncate(db, &registry.tables[table], position).await?;
             }
+            self.departed[table] = Some(true);
         }
         let mut scopes = BatchScopes::default();
         let mut work = Vec::new();
@@ -199,27 +205,31 @@ impl Writer {
         for (index, rows) in written {
             self.membership.after(db, &registry.tables[index], &rows).await?;
         }
-        if batch.end.is_some() {
-            self.membership.finish(db).await?;
-        }
         let epochs: Vec<(&str, &str, i64)> =
             batch.epochs.iter().map(|((user, client), epoch)| (user.as_str(), client.as_str(), *epoch)).collect();
         write::record_epochs(db, &epochs).await?;
         Ok(())
     }
 
+    /// Completes a state transaction, after its last batch: membership that rules with joins give is evaluated once, on
+    /// its end state.
+    pub async fn finish(&mut self, db: &Transaction<'_>) -> Result<(), MaterializeError> {
+        self.membership.finish(db).await
+    }
+
     /// What the projection and the departed rows hold under the batch's keys.
     async fn look_up(
-        &self,
+        &mut self,
         db: &Transaction<'_>,
         index: usize,
         pending: &TableBatch,
     ) -> Result<Former, MaterializeError> {
-        let table = &self.registry.tables[index];
+        let registry = self.registry.clone();
+        let table = &registry.tables[index];
         let fresh: Vec<&[u8]> = pending.rows.iter().filter(|r| r.fresh).map(|r| r.key.as_slice()).collect();
         let known: Vec<&[u8]> = pending.rows.iter().filter(|r| !r.fresh).map(|r| r.key.as_slice()).collect();
         let mut former = Former { by_key: HashMap::new(), departed: HashMap::new() };
-        if !fresh.is_empty() && self.baseline_version.is_none() {
+        if !fresh.is_empty() && self.baseline_version.is_none() && self.may_have_departed(db, index).await? {
             former.departed.extend(write::departed(db, table.table_no, &fresh).await?);
         }
         if !known.is_empty() {
@@ -231,6 +241,15 @@ impl Writer {
             }
         }
         Ok(former)
+    }
+
+    async fn may_have_departed(&mut self, db: &Transaction<'_>, index: usize) -> Result<bool, MaterializeError> {
+        if let Some(known) = self.departed[index] {
+            return Ok(known);
+        }
+        let found = write::has_departed(db, self.registry.tables[index].table_no).await?;
+        self.departed[index] = Some(found);
+        Ok(found)
     }
 
     /// Evaluates the relation's rules on every end state of its rows.
@@ -255,7 +274,7 @@ impl Writer {
             rules.sql.iter().map(|(_, sql)| vec![Vec::new(); sql.columns.len()]).collect();
         for (row, pending_row) in pending.rows.iter().enumerate() {
             for (i, state) in pending_row.states.iter().enumerate() {
-                let Some(resolved) = self.resolve(table, pending_row, state, former, &HashMap::new())? else {
+                let Some(resolved) = Self::resolve(table, pending_row, state, former, &HashMap::new())? else {
                     continue;
                 };
                 let last = i + 1 == pending_row.states.len();
@@ -299,7 +318,6 @@ impl Writer {
 
     /// The columns of a row state; `None` for a deleted row.
     fn resolve<'a>(
-        &self,
         table: &Table,
         pending: &'a PendingRow,
         state: &'a RowState,
@@ -350,7 +368,7 @@ impl Writer {
     }
 
     async fn write_table(
-        &self,
+        &mut self,
         db: &Transaction<'_>,
         index: usize,
         pending: &TableBatch,
@@ -358,7 +376,8 @@ impl Writer {
         membership: &[Membership],
         numbers: &[i32],
     ) -> Result<Vec<Written>, MaterializeError> {
-        let table = &self.registry.tables[index];
+        let registry = self.registry.clone();
+        let table = &registry.tables[index];
         let concerned = self.membership.concerns(table);
         let old_ids: Vec<i64> = former.by_key.values().map(|e| e.row_id).collect();
         let mut old_scopes: HashMap<i64, Vec<i32>> = HashMap::new();
@@ -383,7 +402,7 @@ impl Writer {
             let departed = former.departed.get(&pending_row.key).copied();
             let known = existing.map(|e| e.row_id).or(departed);
             // A row that came and went within the batch without touching a scope leaves nothing.
-            if state.row.is_none() && known.is_none() && member.touched.is_empty() {
+            if state.row.is_none() && known.is_none() && member.touched.is_empty() && member.present.is_empty() {
                 continue;
             }
             let row_id = known.unwrap_or_else(|| self.next_row_id.fetch_add(1, Ordering::Relaxed));
@@ -394,13 +413,11 @@ impl Writer {
                     is_there: state.row.is_some(),
                 });
             }
-            let present: BTreeSet<i32> = member.present.iter().map(|&s| numbers[s]).collect();
-            let mut left: BTreeSet<i32> = member.touched.iter().map(|&s| numbers[s]).collect();
-            left.extend(old_scopes.get(&row_id).into_iter().flatten());
+            let present = ascending(member.present.iter().map(|&s| numbers[s]));
+            let former_scopes = old_scopes.get(&row_id).into_iter().flatten().copied();
+            let mut left = ascending(member.touched.iter().map(|&s| numbers[s]).chain(former_scopes));
+            left.retain(|scope_no| present.binary_search(scope_no).is_err());
             let entries = if known.is_some() { &mut moved_entries } else { &mut new_entries };
-            for &scope_no in &present {
-                left.remove(&scope_no);
-            }
             for (scope_no, present) in present.iter().map(|&s| (s, true)).chain(left.iter().map(|&s| (s, false))) {
                 entries.push(EntryWrite {
                     row_id,
@@ -410,26 +427,22 @@ impl Writer {
                     present,
                 });
             }
-            match self.resolve(table, pending_row, state, former, &wires)? {
-                Some(resolved) => {
-                    let version = self.baseline_version.unwrap_or(state.position);
-                    let write = self.encode(index, pending_row, row_id, version, &resolved)?;
-                    if existing.is_some() {
-                        updated.push(write)
-                    } else {
-                        added.push(write)
-                    }
-                    if departed.is_some() {
-                        returned.push(row_id);
-                    }
+            if state.row.is_some() {
+                let row = (row_id, pending_row, state);
+                if existing.is_some() {
+                    updated.push(self.encode(index, row, former, &wires)?);
+                } else {
+                    added.push(row);
                 }
-                None => {
-                    if existing.is_some() {
-                        removed.push(row_id);
-                    }
-                    if departed.is_none() {
-                        deleted.push((row_id, &pending_row.key));
-                    }
+                if departed.is_some() {
+                    returned.push(row_id);
+                }
+            } else {
+                if existing.is_some() {
+                    removed.push(row_id);
+                }
+                if departed.is_none() {
+                    deleted.push((row_id, &pending_row.key));
                 }
             }
         }
@@ -437,8 +450,18 @@ impl Writer {
         write::delete_rows(db, table, &removed).await?;
         write::forget_departed(db, &returned).await?;
         write::remember_departed(db, table.table_no, &deleted).await?;
+        if !deleted.is_empty() {
+            self.departed[index] = Some(true);
+        }
         write::update_rows(db, table, &updated).await?;
-        write::copy_rows(db, table, &added).await?;
+        if !added.is_empty() {
+            // Made while the server takes the ones before.
+            let mut copy = RowCopy::start(db, table).await?;
+            for row in added {
+                copy.row(&self.encode(index, row, former, &wires)?).await?;
+            }
+            copy.finish().await?;
+        }
         write::copy_entries(db, &new_entries).await?;
         write::upsert_entries(db, &moved_entries).await?;
         metrics::counter!("tributary_changes_total", "relation" => table.relation.to_string())
@@ -473,13 +496,14 @@ impl Writer {
     fn encode<'a>(
         &self,
         index: usize,
-        pending: &'a PendingRow,
-        row_id: i64,
-        version: Position,
-        resolved: &[Resolved<'a>],
+        (row_id, pending, state): (i64, &'a PendingRow, &'a RowState),
+        former: &'a Former,
+        wires: &HashMap<&[u8], WireFields<'a>>,
     ) -> Result<RowWrite<'a>, MaterializeError> {
         let table = &self.registry.tables[index];
-        let stored = table.columns.iter().zip(resolved).filter(|(c, _)| c.stored).map(|(_, r)| r.text()).collect();
+        let version = self.baseline_version.unwrap_or(state.position);
+        let resolved = Self::resolve(table, pending, state, former, wires)?.unwrap_or_default();
+        let stored = table.columns.iter().zip(&resolved).filter(|(c, _)| c.stored).map(|(_, r)| r.text()).collect();
         let mut write = RowWrite { row_id, key: &pending.key, version, wire: None, digest: None, stored };
         if !table.capture_only {
             let sources: Vec<FieldSource<'_>> = resolved
@@ -513,10 +537,15 @@ fn has_unchanged(state: &RowState) -> bool {
 }
 
 fn add(membership: &mut Membership, scope: usize, last: bool) {
-    membership.touched.insert(scope);
-    if last {
-        membership.present.insert(scope);
-    }
+    if last { membership.present.push(scope) } else { membership.touched.push(scope) }
+}
+
+/// Numbers in ascending order, each once.
+fn ascending(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
+    let mut numbers: Vec<i32> = numbers.collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
 }
 
 /// Whether the database refused a value or an expression rather than failed.

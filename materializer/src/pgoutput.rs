@@ -3,10 +3,14 @@
 //! The wire format is parsed by `pg_walstream`; what stands here is what it does not know: which relations and columns
 //! are registered, and that a relation which no longer matches the registry is drift, found before a row is misread.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
 use bytes::Bytes;
 use pg_walstream::protocol::{ColumnData, LogicalReplicationMessage, LogicalReplicationParser, TupleData};
+use tributary_shared::portable::PortableType;
 use tributary_shared::registry::{Registry, Table};
 
 /// One column's value of a decoded row.
@@ -110,6 +114,8 @@ pub struct Decoder {
     tables: Vec<Table>,
     by_name: HashMap<(String, String), usize>,
     by_oid: HashMap<u32, Mapping>,
+    /// Announced relations that are not configured: partitions, whose changes come under their root's name.
+    strangers: HashMap<u32, String>,
 }
 
 impl Decoder {
@@ -121,7 +127,13 @@ impl Decoder {
             .enumerate()
             .map(|(i, t)| ((t.relation.schema().to_owned(), t.relation.name().to_owned()), i))
             .collect();
-        Self { parser: LogicalReplicationParser::with_protocol_version(1), tables, by_name, by_oid: HashMap::new() }
+        Self {
+            parser: LogicalReplicationParser::with_protocol_version(1),
+            tables,
+            by_name,
+            by_oid: HashMap::new(),
+            strangers: HashMap::new(),
+        }
     }
 
     /// The change in a message; `None` for messages that announce something.
@@ -141,10 +153,20 @@ impl Decoder {
             } => {
                 let streamed: Vec<Streamed> = columns
                     .iter()
-                    .map(|c| Streamed { name: c.name.to_string(), type_oid: c.type_id, key: c.is_key() })
+                    .map(|c| Streamed {
+                        name: c.name.to_string(),
+                        type_oid: c.type_id,
+                        modifier: c.type_modifier,
+                        key: c.is_key(),
+                    })
                     .collect();
-                let mapping = self.map(&namespace, &relation_name, replica_identity, &streamed)?;
-                self.by_oid.insert(relation_id, mapping);
+                if let Some(mapping) = self.map(&namespace, &relation_name, replica_identity, &streamed)? {
+                    self.strangers.remove(&relation_id);
+                    self.by_oid.insert(relation_id, mapping);
+                } else {
+                    self.by_oid.remove(&relation_id);
+                    self.strangers.insert(relation_id, format!("{namespace}.{relation_name}"));
+                }
                 Ok(None)
             }
             LogicalReplicationMessage::Insert { relation_id, tuple } => {
@@ -173,9 +195,13 @@ impl Decoder {
     }
 
     fn mapping(&self, oid: u32) -> Result<&Mapping, DecodeError> {
-        self.by_oid
-            .get(&oid)
-            .ok_or_else(|| DecodeError::Malformed("a change of a relation that was never announced".into()))
+        self.by_oid.get(&oid).ok_or_else(|| match self.strangers.get(&oid) {
+            Some(relation) => DecodeError::Drift {
+                relation: relation.clone(),
+                detail: "the publication streams changes of a relation that is not configured".into(),
+            },
+            None => DecodeError::Malformed("a change of a relation that was never announced".into()),
+        })
     }
 
     fn map(
@@ -184,13 +210,10 @@ impl Decoder {
         name: &str,
         replica_identity: u8,
         columns: &[Streamed],
-    ) -> Result<Mapping, DecodeError> {
+    ) -> Result<Option<Mapping>, DecodeError> {
         let relation = format!("{schema}.{name}");
         let drift = |detail: String| DecodeError::Drift { relation: relation.clone(), detail };
-        let table = *self
-            .by_name
-            .get(&(schema.to_owned(), name.to_owned()))
-            .ok_or_else(|| drift("the publication streams a relation that is not configured".into()))?;
+        let Some(&table) = self.by_name.get(&(schema.to_owned(), name.to_owned())) else { return Ok(None) };
         let registered = &self.tables[table];
         let mut indices = Vec::with_capacity(registered.columns.len());
         for column in &registered.columns {
@@ -199,6 +222,10 @@ impl Decoder {
             };
             if columns[index].type_oid != column.type_info.oid {
                 return Err(drift(format!("column {} has another type", column.name)));
+            }
+            // Declared digits are part of a decimal's type on the wire; other modifiers are not.
+            if column.portable == PortableType::Decimal && columns[index].modifier != column.type_info.modifier {
+                return Err(drift(format!("column {} has another precision or scale", column.name)));
             }
             indices.push(index);
         }
@@ -211,7 +238,7 @@ impl Decoder {
         if !key_ok {
             return Err(drift("its primary key or replica identity changed".into()));
         }
-        Ok(Mapping { table, columns: indices, keys })
+        Ok(Some(Mapping { table, columns: indices, keys }))
     }
 
     fn row(&self, mapping: &Mapping, tuple: TupleData) -> Result<Row, DecodeError> {
@@ -263,5 +290,6 @@ impl Decoder {
 struct Streamed {
     name: String,
     type_oid: u32,
+    modifier: i32,
     key: bool,
 }

@@ -10,6 +10,8 @@ use tributary_shared::store::session::{Address, startup_options};
 /// Events between the library's socket task and us. Bounds memory together with the size of a row: the library reads
 /// no further while the buffer is full.
 const BUFFERED_EVENTS: usize = 2048;
+/// Time for connecting, authenticating and starting a stream; the library has no limit of its own.
+pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// A replication session that has not started to stream: for creating a slot, or for `start`.
 pub async fn connect(
@@ -61,6 +63,7 @@ pub struct NewSlot {
 pub async fn create_slot(source: &Address, slot: &str, publication: &str) -> Result<NewSlot, PgWireError> {
     let mut session = connect(source, slot, publication, Lsn::ZERO, "tributary-materializer").await?;
     let sql = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'export')", quote_identifier(slot));
+    // Creating a slot waits for every transaction that is running, however long: no limit here.
     let rows = session.simple_query(&sql).await?;
     let text = |index: usize| {
         rows.first()

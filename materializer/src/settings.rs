@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand};
 use tributary_shared::service::logs::LogFormat;
@@ -89,15 +89,36 @@ pub struct RunSettings {
     /// Octets of values of one part of a state transaction.
     #[arg(long, env = "TRIBUTARY_BATCH_OCTETS", default_value = "16777216", value_parser = clap::value_parser!(u32).range(1024..=1_073_741_824))]
     pub batch_octets: u32,
+    /// Clients that acknowledge nothing for this long have their generation expired (default 30 days).
+    #[arg(long, env = "TRIBUTARY_STALE_SECONDS", default_value = "2592000", value_parser = clap::value_parser!(u64).range(1..))]
+    pub stale_seconds: u64,
+    /// Shifts the clock, for tests of expiry.
+    #[arg(
+        long,
+        env = "TRIBUTARY_CLOCK_OFFSET_SECONDS",
+        default_value = "0",
+        hide = true,
+        allow_negative_numbers = true
+    )]
+    pub clock_offset_seconds: i64,
     /// A stream that is silent for this long while the source's WAL moves on is reconnected.
     #[arg(long, env = "TRIBUTARY_SILENCE_SECONDS", default_value = "30", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub silence_seconds: u64,
+    /// How long a snapshot that no session uses is kept, for sessions that are being made.
+    #[arg(long, env = "TRIBUTARY_SNAPSHOT_GRACE_SECONDS", default_value = "600", hide = true)]
+    pub snapshot_grace_seconds: u64,
 }
 
 impl RunSettings {
     /// The lease.
     pub fn lease(&self) -> Duration {
         Duration::from_secs(self.lease_seconds)
+    }
+
+    /// Present time.
+    pub fn now(&self) -> SystemTime {
+        let shift = Duration::from_secs(self.clock_offset_seconds.unsigned_abs());
+        if self.clock_offset_seconds < 0 { SystemTime::now() - shift } else { SystemTime::now() + shift }
     }
 
     /// Time between two heartbeats.

@@ -78,11 +78,14 @@ create table tributary.scope (
     retention_generation bigint not null default 1,
     floor_lsn bigint not null default 0,
     floor_ordinal bigint not null default 0,
+    compacted_lsn bigint not null default 0,
+    compacted_ordinal bigint not null default 0,
     constraint scope_no_is_key primary key (scope_no),
     constraint scope_id_is_unique unique (scope_id),
     constraint scope_id_is_bounded check (char_length(scope_id) between 1 and 255)
 );
 comment on table tributary.scope is 'Interned scopes. A scope is made on its first effect or its first assignment.';
+comment on column tributary.scope.compacted_lsn is 'Greatest position (with compacted_ordinal), inclusive, of a delete marker that compaction removed. With the newest entry it gives the content position, which so never moves back.';
 comment on column tributary.scope.floor_lsn is 'Resume floor (with floor_ordinal), inclusive: a cursor at or above it is valid, one below is stale.';
 
 create table tributary.scope_entry (
@@ -95,6 +98,7 @@ create table tributary.scope_entry (
     constraint scope_entry_row_is_key primary key (row_id, scope_no)
 );
 create index scope_entry_position on tributary.scope_entry (scope_no, commit_lsn, ordinal);
+create index scope_entry_marker on tributary.scope_entry (scope_no, commit_lsn, ordinal) where not present;
 comment on table tributary.scope_entry is 'The latest effect of each row in each scope: membership edge (present), delivery candidate and scope content in one. present = false is a delete marker, kept until compaction.';
 
 create table tributary.departed_row (
@@ -136,6 +140,7 @@ create table tributary.client (
     constraint client_id_is_unique unique (client_id),
     constraint client_generation_is_positive check (generation > 0)
 );
+create index client_acknowledged on tributary.client (acknowledged_at) where not generation_expired and not retired;
 comment on table tributary.client is 'Registered clients. A client id belongs to one user.';
 comment on column tributary.client.acknowledged_at is 'When a presented cursor last acknowledged; the creation time until then. Kept to the minute, so that idle polling does not write.';
 

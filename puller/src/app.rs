@@ -178,15 +178,12 @@ impl App {
                 tokio::time::sleep(Duration::from_millis(u64::from(attempt * attempt))).await;
                 continue;
             }
-            return Err(match (error.fate(), &error) {
-                (Fate::Stop, StoreError::Integrity(reason)) => {
-                    self.health.broken(reason.clone());
-                    ApiError::SyncIntegrityFailure
-                }
-                _ => {
-                    tracing::warn!(%error, "a request failed for now");
-                    ApiError::TemporaryUnavailable { retry_after: 1 }
-                }
+            return Err(if let (Fate::Stop, StoreError::Integrity(reason)) = (error.fate(), &error) {
+                self.health.broken(reason.clone());
+                ApiError::SyncIntegrityFailure
+            } else {
+                tracing::warn!(%error, "a request failed for now");
+                ApiError::TemporaryUnavailable { retry_after: 1 }
             });
         }
     }

@@ -24,6 +24,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Sessions that keep digests and watch progress.
 const CACHE_SESSIONS: usize = 3;
 
+/// Time for the last answers to leave when the grace period is over.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 fn main() -> ExitCode {
     let settings = ServeSettings::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -78,7 +81,8 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
         authenticator,
         health: health.clone(),
         digests: Digests::default(),
-        staging: Staging::new(settings.max_staging_waiters as usize),
+        // Half of the sessions, so that stagings, which can take long, never hold up all pulls.
+        staging: Staging::new(settings.max_staging_waiters as usize, (size / 2).max(1)),
         clock_offset_seconds: settings.clock_offset_seconds,
         served: std::sync::Mutex::default(),
     });
@@ -88,16 +92,27 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
     tracing::info!(listen = %settings.listen, state = %state, "serving");
 
     let drain = stop.clone();
-    let serving = tokio::spawn(
-        axum::serve(listener, router::router(app, limits))
+    let served = app.clone();
+    let give_up = CancellationToken::new();
+    let mut serving = tokio::spawn(
+        axum::serve(listener, router::router(served, limits, give_up.clone()))
             .with_graceful_shutdown(async move { drain.cancelled().await })
             .into_future(),
     );
     stop.cancelled().await;
     watching.await.context("readiness")?;
     health.unready("draining");
-    if tokio::time::timeout(Duration::from_secs(settings.grace_seconds), serving).await.is_err() {
-        tracing::warn!("some requests did not end within the grace period");
+    let grace = Duration::from_secs(settings.grace_seconds);
+    // Who waits for a staging is told in time to come back; its work may need longer than the grace period.
+    tokio::spawn(async move {
+        tokio::time::sleep(grace / 2).await;
+        app.staging.leaving.cancel();
+    });
+    if tokio::time::timeout(grace, &mut serving).await.is_err() {
+        tracing::warn!("some requests did not end within the grace period and are answered 503");
+        give_up.cancel();
+        // Connections that nobody reads from do not keep the process.
+        let _ = tokio::time::timeout(FAREWELL, serving).await;
     }
     admin_stop.cancel();
     Ok(())

@@ -28,9 +28,8 @@ const ACKNOWLEDGED_GRANULARITY: Duration = Duration::from_secs(60);
 pub async fn pull(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
-    let request = match envelope.pull() {
-        Ok(request) => request,
-        Err(_) => return Err(refuse_malformed(app, user, client_id).await),
+    let Ok(request) = envelope.pull() else {
+        return Err(refuse_malformed(app, user, client_id).await);
     };
     app.run(|| once(app, user, &request)).await
 }
@@ -171,11 +170,14 @@ async fn page(db: &Transaction<'_>, opened: &Opened, valid: &[ValidScope<'_>], l
         });
         heads[candidate.scope].push(index);
     }
-    // The store gives the least of all scopes together: when it gave all that was asked for, any scope may go on
-    // after the last of them.
+    // The store gives the least of all scopes together. When it gave all that was asked for, a scope goes on exactly when
+    // its newest effect was not read; what follows stands neither before the last candidate nor before its cursor.
     if let (Some(last), true) = (candidates.last(), candidates.len() > limit) {
-        for stream in &mut streams {
-            stream.rest = Rest::After(last.position);
+        for (stream, (_, scope, after)) in streams.iter_mut().zip(valid) {
+            let read = stream.head.last().map_or(*after, |candidate| candidate.position);
+            if scope.content > read {
+                stream.rest = Rest::After(last.position.max(*after));
+            }
         }
     }
     let merged = merge::merge(&streams, opened.boundary(), limit)

@@ -3,7 +3,8 @@
 //! Writes a session and, when nobody has staged this content before, its snapshot; never a checkpoint, an assignment or
 //! anything of another scope.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use deadpool_postgres::Transaction;
 use tributary_shared::continuation::{self, Continuation, Refusal};
@@ -11,6 +12,7 @@ use tributary_shared::cursor::Cursor;
 use tributary_shared::position::Position;
 use tributary_shared::protocol::{Envelope, RebuildEnd, RebuildPage, RebuildRequest};
 use tributary_shared::store::client::{self, Client, ClientScope};
+use tributary_shared::store::digest::DigestKey;
 use tributary_shared::store::session;
 use tributary_shared::store::snapshot::{self, Session};
 use tributary_shared::token::{Bindings, Expected, KeyId, Lineage};
@@ -22,58 +24,114 @@ use crate::digests;
 use crate::error::ApiError;
 use crate::gate::{self, Opened};
 use crate::pull::refuse_malformed;
-use crate::staging;
+use crate::staging::{self, Latest, Turn};
 
-/// Longest wait for a snapshot that is being staged.
+/// Longest wait for a snapshot that is being staged, so that the client gets an answer before a balancer gives up.
+/// The staging goes on meanwhile, and the client's retry finds its session.
 const STAGING_WAIT: Duration = Duration::from_secs(50);
 /// Pause while another puller stages.
 const STAGING_POLL: Duration = Duration::from_millis(100);
 
 /// Answers a rebuild page.
-pub async fn rebuild(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
-    let request = match envelope.rebuild() {
-        Ok(request) => request,
-        Err(_) => return Err(refuse_malformed(app, user, client_id).await),
+    let Ok(request) = envelope.rebuild() else {
+        return Err(refuse_malformed(app, user, client_id).await);
     };
-    let scope_no = match app.run(|| once(app, user, &request, Mode::Reuse)).await? {
+    let (scope_no, accepted) = match app.run(|| once(app, user, &request, Mode::Reuse(None))).await? {
         Outcome::Page(page) => return Ok(page),
-        Outcome::Unstaged { scope_no } => scope_no,
+        Outcome::Unstaged { scope_no, accepted } => (scope_no, accepted),
     };
     // Nobody has staged this content: one rebuild does, the others wait for it.
-    let _waiting = app.staging.waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?;
-    let staged = async {
-        let turn = app.staging.turn(scope_no);
+    let waiting = Waiting { app, user, request: &request, scope_no, since: Instant::now(), accepted };
+    tokio::select! {
+        answer = waiting.answer() => answer,
+        () = tokio::time::sleep(STAGING_WAIT) => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
+        () = app.staging.leaving.cancelled() => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
+    }
+}
+
+/// A first request whose content is not staged.
+struct Waiting<'a> {
+    app: &'a Arc<App>,
+    user: &'a Identity,
+    request: &'a RebuildRequest,
+    scope_no: i32,
+    since: Instant,
+    /// The epoch that was found materialized before it waited.
+    accepted: i64,
+}
+
+impl Waiting<'_> {
+    /// Waits for whoever stages the scope, or stages it.
+    async fn answer(&self) -> Result<Vec<u8>, ApiError> {
+        let turn = self.app.staging.turn(self.scope_no);
+        let mut permit = None;
         loop {
-            let waited = turn.lock.try_lock().is_err();
-            let guard = turn.lock.lock().await;
-            // Whoever waited looks first whether the one before it has staged the content, without holding up the
-            // others.
-            let (mode, guard) = if waited {
-                drop(guard);
-                (Mode::Reuse, None)
-            } else {
-                (Mode::Stage, Some(guard))
-            };
-            match app.run(|| once(app, user, &request, mode)).await? {
-                Outcome::Page(page) => return Ok(page),
-                Outcome::Unstaged { .. } if mode == Mode::Reuse => {}
-                Outcome::Unstaged { .. } => {
-                    drop(guard);
-                    tokio::time::sleep(STAGING_POLL).await;
-                }
+            if let Ok(guard) = turn.lock.clone().try_lock_owned() {
+                let (app, user, request) = (self.app.clone(), self.user.clone(), self.request.clone());
+                let staging = stage(app, user, request, turn.clone(), guard);
+                // A task of its own: whether the client waits or not, the work is not lost.
+                return tokio::spawn(staging).await.unwrap_or_else(|error| {
+                    tracing::error!(%error, "a staging ended early");
+                    Err(ApiError::TemporaryUnavailable { retry_after: 1 })
+                });
+            }
+            if permit.is_none() {
+                let waiters = &self.app.staging.waiters;
+                permit = Some(waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?);
+            }
+            // Whoever waited looks whether the one before it has staged the content, without holding up the others.
+            drop(turn.lock.lock().await);
+            // What was staged from a state snapshot opened while this request waited is as good as staging it now, though
+            // the scope has changed since: that is how many clients share one staging of a scope that never rests.
+            let latest = turn.latest().filter(|latest| latest.opened >= self.since);
+            let shared = latest.map(|latest| Shared { latest, accepted: self.accepted });
+            let mode = Mode::Reuse(shared);
+            if let Outcome::Page(page) = self.app.run(|| once(self.app, self.user, self.request, mode.clone())).await? {
+                return Ok(page);
             }
         }
-    };
-    tokio::time::timeout(STAGING_WAIT, staged).await.unwrap_or(Err(ApiError::TemporaryUnavailable { retry_after: 1 }))
+    }
+}
+
+/// Stages a scope and answers the first page, holding the scope's turn; while another puller stages it, waits for that.
+async fn stage(
+    app: Arc<App>,
+    user: Identity,
+    request: RebuildRequest,
+    turn: Arc<Turn>,
+    _guard: tokio::sync::OwnedMutexGuard<()>,
+) -> Result<Vec<u8>, ApiError> {
+    loop {
+        let outcome = {
+            // Stagings never take all sessions: pulls go on.
+            let _running = app.staging.running.acquire().await;
+            app.run(|| once(&app, &user, &request, Mode::Stage(turn.clone()))).await?
+        };
+        match outcome {
+            Outcome::Page(page) => return Ok(page),
+            Outcome::Unstaged { .. } => tokio::time::sleep(STAGING_POLL).await,
+        }
+    }
 }
 
 /// Whether a request may stage.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone)]
 enum Mode {
-    Reuse,
-    Stage,
+    /// Only what is staged; also what this says, though the scope has newer content.
+    Reuse(Option<Shared>),
+    /// Stage, and tell the others in this turn.
+    Stage(Arc<Turn>),
+}
+
+/// A staging that a waiting request may share.
+#[derive(Clone)]
+struct Shared {
+    latest: Arc<Latest>,
+    /// The epoch that is known to be materialized in it.
+    accepted: i64,
 }
 
 enum Outcome {
@@ -81,11 +139,14 @@ enum Outcome {
     /// The content is not staged, and this request may not or cannot do it now.
     Unstaged {
         scope_no: i32,
+        /// The client's epoch, which is materialized.
+        accepted: i64,
     },
 }
 
 async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) -> Result<Outcome, Failure> {
     let accepted = app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?;
+    let opening = Instant::now();
     let mut connection = session::acquire(&app.state).await?;
     let db = begin(&mut connection).await?;
     let opened = gate::open(app, &db, &request.client_id).await?;
@@ -100,11 +161,21 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) 
             if client.materialized_epoch < accepted {
                 return Err(ApiError::CapturePending { retry_after: 1 }.into());
             }
-            let Some(session) = context.first(scope, mode).await? else {
-                return Ok(Outcome::Unstaged { scope_no: scope.scope_no });
+            let Some(session) = context.first(scope, &mode).await? else {
+                return Ok(Outcome::Unstaged { scope_no: scope.scope_no, accepted });
             };
             let page = context.page(&session, scope, 0).await?;
             db.commit().await?;
+            // The session of an earlier attempt can be of older content.
+            let present = session.boundary_lsn == opened.progress.boundary_lsn;
+            if let (Mode::Stage(turn), true) = (mode, present) {
+                turn.publish(Latest {
+                    key: digests::key(&opened, scope),
+                    snapshot_no: session.snapshot_no,
+                    boundary: session.boundary_lsn,
+                    opened: opening,
+                });
+            }
             Ok(Outcome::Page(page))
         }
         Some(token) => {
@@ -117,18 +188,20 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) 
                 accepted_write_epoch: accepted as u64,
                 now: micros(app.now()),
             };
-            match continuation.refusal(&current, request.limit) {
-                None => {}
-                Some(Refusal::Lapsed(_)) => return Err(ApiError::RebuildRestartRequired.into()),
-                Some(Refusal::PageLimit) => return Err(ApiError::InvalidRequest.into()),
-            }
-            if client.materialized_epoch < accepted {
-                return Err(ApiError::CapturePending { retry_after: 1 }.into());
+            if continuation.lapse(&current).is_some() {
+                return Err(ApiError::RebuildRestartRequired.into());
             }
             let session = snapshot::load_session(&db, continuation.session_id)
                 .await?
                 .filter(|session| session.client_no == client.client_no && session.rebuild_id == request.rebuild_id)
                 .ok_or(ApiError::RebuildRestartRequired)?;
+            // Only of a session that is still there.
+            if let Some(Refusal::PageLimit) = continuation.refusal(&current, request.limit) {
+                return Err(ApiError::InvalidRequest.into());
+            }
+            if client.materialized_epoch < accepted {
+                return Err(ApiError::CapturePending { retry_after: 1 }.into());
+            }
             let page = context.page(&session, scope, continuation.next_row_ordinal).await?;
             Ok(Outcome::Page(page))
         }
@@ -156,7 +229,7 @@ impl<'a> Context<'a> {
 
     /// The session of the first request: the unexpired one of this attempt, or a new one. `None`: the content is not
     /// staged, and this request may not do it now.
-    async fn first(&self, scope: &ClientScope, mode: Mode) -> Result<Option<Session>, Failure> {
+    async fn first(&self, scope: &ClientScope, mode: &Mode) -> Result<Option<Session>, Failure> {
         let lineage = self.opened.lineage(self.request.client_generation, scope);
         let now = self.app.now();
         let mut wanted = Session {
@@ -184,15 +257,29 @@ impl<'a> Context<'a> {
         }
         client::lock(self.db, self.client.client_no).await?;
         let key = digests::key(self.opened, scope);
-        let staged = match snapshot::find(self.db, &key).await? {
-            Some(staged) => Some(staged),
-            None if mode == Mode::Stage => staging::stage(self.app, self.db, self.opened, scope).await?,
-            None => None,
+        let staged = match (snapshot::find(self.db, &key).await?, mode) {
+            (Some(staged), _) => Some(staged.snapshot_no),
+            (None, Mode::Stage(_)) => {
+                staging::stage(self.app, self.db, self.opened, scope).await?.map(|staged| staged.snapshot_no)
+            }
+            (None, Mode::Reuse(Some(shared))) if self.may_share(&key, scope, shared) => {
+                wanted.boundary_lsn = shared.latest.boundary;
+                let staged = snapshot::load(self.db, shared.latest.snapshot_no).await?;
+                staged.map(|staged| staged.snapshot_no)
+            }
+            (None, Mode::Reuse(_)) => None,
         };
-        let Some(staged) = staged else { return Ok(None) };
-        wanted.snapshot_no = staged.snapshot_no;
+        let Some(snapshot_no) = staged else { return Ok(None) };
+        wanted.snapshot_no = snapshot_no;
         snapshot::create_session(self.db, &wanted).await?;
         Ok(Some(wanted))
+    }
+
+    /// Whether a snapshot that was staged for another while this request waited is one that it could have staged itself: under the same generations, not below the resume floor, and with every write that was accepted.
+    fn may_share(&self, key: &DigestKey, scope: &ClientScope, shared: &Shared) -> bool {
+        let latest = &shared.latest;
+        let same = DigestKey { content: key.content, ..latest.key } == *key;
+        same && shared.accepted == self.accepted && Position::boundary(latest.boundary) >= scope.floor
     }
 
     /// The page that begins at a row of the staged order: the same octets whenever it is asked for.

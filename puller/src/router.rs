@@ -6,25 +6,26 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::auth::Identity;
 use crate::error::ApiError;
 use crate::{connect, pull, rebuild};
 
-/// The public interface.
-pub fn router(app: Arc<App>, limits: Limits) -> Router {
-    let server = Server { app, in_flight: Arc::new(Semaphore::new(limits.in_flight)), limits };
+/// The public interface. When `give_up` is cancelled, requests that are still worked on are answered 503 at once.
+pub fn router(app: Arc<App>, limits: Limits, give_up: CancellationToken) -> Router {
+    let server = Server { app, in_flight: Arc::new(Semaphore::new(limits.in_flight)), limits, give_up };
     Router::new()
         .route("/sync/connect", post(connect_route))
         .route("/sync/pull", post(pull_route))
         .route("/sync/rebuild", post(rebuild_route))
-        .route("/openapi.json", get(openapi))
+        .route("/openapi.json", get(openapi).fallback(only_get))
         .fallback(async || ApiError::NotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(server)
@@ -44,6 +45,7 @@ struct Server {
     app: Arc<App>,
     in_flight: Arc<Semaphore>,
     limits: Limits,
+    give_up: CancellationToken,
 }
 
 async fn connect_route(State(server): State<Server>, request: Request) -> Response {
@@ -63,15 +65,25 @@ async fn openapi() -> Response {
     ([(CONTENT_TYPE, json)], include_str!("../openapi.json")).into_response()
 }
 
+async fn only_get() -> Response {
+    let mut response = ApiError::MethodNotAllowed.into_response();
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    response
+}
+
 impl Server {
     async fn answer(
         &self,
         endpoint: &'static str,
         request: Request,
-        work: impl AsyncFnOnce(&App, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
+        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
     ) -> Response {
         let started = Instant::now();
-        let outcome = self.work(request, work).await;
+        let outcome = tokio::select! {
+            biased;
+            outcome = self.work(request, work) => outcome,
+            () = self.give_up.cancelled() => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
+        };
         let code = match &outcome {
             Ok(_) => "ok",
             Err(error) => error.status_and_code().1,
@@ -91,7 +103,7 @@ impl Server {
     async fn work(
         &self,
         request: Request,
-        work: impl AsyncFnOnce(&App, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
+        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
     ) -> Result<Vec<u8>, ApiError> {
         let _permit = self.in_flight.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?;
         let now = crate::app::micros(self.app.now()) / 1_000_000;

@@ -5,14 +5,17 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use deadpool_postgres::Transaction;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use tributary_shared::digest::ScopeDigester;
 use tributary_shared::encoding;
+use tributary_shared::lsn::Lsn;
 use tributary_shared::protocol::RebuildPage;
 use tributary_shared::store::client::ClientScope;
-use tributary_shared::store::digest;
+use tributary_shared::store::digest::{self, DigestKey};
 use tributary_shared::store::snapshot::{self, Snapshot};
 
 use crate::app::{App, Failure};
@@ -23,13 +26,19 @@ use crate::gate::Opened;
 const BLOCK_OCTETS: usize = 256 * 1024;
 /// Records after which a block is full: one page of the largest size.
 const BLOCK_RECORDS: usize = 1000;
-/// Rows fetched from the portal at once.
+/// Most rows fetched from the portal at once.
 const FETCH_ROWS: i32 = 500;
+/// Octets that a fetch is to bring at most, by the size of the rows before it.
+const FETCH_OCTETS: usize = 4 * BLOCK_OCTETS;
 
 /// Who stages, and who waits.
 pub struct Staging {
     /// Rebuilds that may wait at once.
     pub waiters: Semaphore,
+    /// Stagings that may run at once.
+    pub running: Semaphore,
+    /// Cancelled when this process is about to end, so that who waits is told to come back.
+    pub leaving: CancellationToken,
     turns: Mutex<HashMap<i32, Arc<Turn>>>,
 }
 
@@ -37,13 +46,43 @@ pub struct Staging {
 #[derive(Default)]
 pub struct Turn {
     /// Held by the rebuild that stages.
-    pub lock: tokio::sync::Mutex<()>,
+    pub lock: Arc<tokio::sync::Mutex<()>>,
+    latest: Mutex<Option<Arc<Latest>>>,
+}
+
+/// The last staging of a scope by this puller.
+pub struct Latest {
+    /// What was staged.
+    pub key: DigestKey,
+    /// The snapshot.
+    pub snapshot_no: i64,
+    /// Boundary of the state snapshot that it was staged from.
+    pub boundary: Lsn,
+    /// A time before that state snapshot was opened.
+    pub opened: Instant,
+}
+
+impl Turn {
+    /// The last staging, while anybody waits.
+    pub fn latest(&self) -> Option<Arc<Latest>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Tells those who wait what has been staged and committed.
+    pub fn publish(&self, latest: Latest) {
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(latest));
+    }
 }
 
 impl Staging {
-    /// With room for `waiters`.
-    pub fn new(waiters: usize) -> Self {
-        Self { waiters: Semaphore::new(waiters), turns: Mutex::default() }
+    /// With room for `waiters`, of whom `running` may stage.
+    pub fn new(waiters: usize, running: usize) -> Self {
+        Self {
+            waiters: Semaphore::new(waiters),
+            running: Semaphore::new(running),
+            leaving: CancellationToken::new(),
+            turns: Mutex::default(),
+        }
     }
 
     /// The turns of a scope.
@@ -65,7 +104,7 @@ pub async fn stage(
     if !snapshot::try_claim_staging(db, scope.scope_no).await? {
         return Ok(None);
     }
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let key = digests::key(opened, scope);
     let snapshot_no = snapshot::begin(db, &key, app.now()).await?;
     let counts: HashMap<i16, i64> = digest::row_counts(db, scope.scope_no).await?.into_iter().collect();
@@ -80,8 +119,9 @@ pub async fn stage(
             continue;
         }
         let portal = snapshot::open_content(db, scope.scope_no, table).await?;
+        let mut fetch = FETCH_ROWS / 10;
         loop {
-            let rows = snapshot::next_content(db, &portal, FETCH_ROWS).await?;
+            let rows = snapshot::next_content(db, &portal, fetch).await?;
             for row in &rows {
                 if !encoding::is_as_captured(encoder, table, schema_hash, row) {
                     return Err(Failure::integrity("a captured row differs from its digest"));
@@ -96,9 +136,11 @@ pub async fn stage(
                 RebuildPage::record(&mut blocks.records, &table.id, &pk, &row.wire, &row.digest, &version);
                 blocks.end_record().await?;
             }
-            if rows.len() < FETCH_ROWS as usize {
+            if rows.len() < fetch as usize {
                 break;
             }
+            let octets: usize = rows.iter().map(|row| row.wire.len()).sum();
+            fetch = (FETCH_OCTETS * rows.len()).div_ceil(octets.max(1)).clamp(1, FETCH_ROWS as usize) as i32;
         }
     }
     let octets = blocks.finish().await?;

@@ -61,9 +61,11 @@ pub struct Candidate<'a> {
 pub enum Rest {
     /// Nothing: the stream ends with its head.
     Nothing,
-    /// At least one more candidate up to the boundary, all of them after this position. The head's last position,
-    /// when nothing better is known. Of a head of more than `limit` candidates it may be a guess: such a head is
-    /// never used up.
+    /// More candidates up to the boundary may follow, all of them after this position (or at it, but behind the head
+    /// candidates of all streams in merge order). The head's last position, when nothing better is known; the last
+    /// position of all, when the heads are the least `limit + 1` of all streams together, read in merge order.
+    /// A stream whose head is used up then counts as going on: its cursor does not reach the boundary on this page.
+    /// `has_more` is exact as long as some head holds a candidate that was not selected, or the guess is right.
     After(Position),
 }
 
@@ -137,7 +139,7 @@ pub fn merge(streams: &[Stream<'_>], boundary: Position, limit: usize) -> Result
     let mut horizon: Option<Position> = None;
     let mut heads = BinaryHeap::with_capacity(streams.len());
     for index in 0..streams.len() {
-        offer(streams, index, 0, &mut heads, &mut horizon);
+        offer(streams, index, 0, boundary, &mut heads, &mut horizon);
     }
     while selected.len() < limit {
         let Some(Reverse(least)) = heads.pop() else {
@@ -152,11 +154,11 @@ pub fn merge(streams: &[Stream<'_>], boundary: Position, limit: usize) -> Result
         }
         selected.push(Selected { stream: index, candidate: taken[index] });
         taken[index] += 1;
-        offer(streams, index, taken[index], &mut heads, &mut horizon);
+        offer(streams, index, taken[index], boundary, &mut heads, &mut horizon);
     }
     let mut has_more = false;
     let cursors = streams.iter().zip(&taken).map(|(stream, &taken)| {
-        let blocked = taken < stream.head.len() || stream.rest != Rest::Nothing;
+        let blocked = taken < stream.head.len() || stream.unread(boundary).is_some();
         has_more |= blocked;
         if blocked { taken.checked_sub(1).map(|last| stream.head[last].position) } else { Some(boundary) }
     });
@@ -169,14 +171,26 @@ fn offer<'a>(
     streams: &[Stream<'a>],
     index: usize,
     next: usize,
+    boundary: Position,
     heads: &mut BinaryHeap<Reverse<Rank<'a>>>,
     horizon: &mut Option<Position>,
 ) {
     let stream = &streams[index];
-    match (stream.head.get(next), stream.rest) {
-        (Some(c), _) => heads.push(Reverse((c.position, stream.scope_id, c.table_id, c.key, c.operation, index))),
-        (None, Rest::After(unread)) => *horizon = Some(horizon.map_or(unread, |known| known.min(unread))),
-        (None, Rest::Nothing) => {}
+    if let Some(c) = stream.head.get(next) {
+        heads.push(Reverse((c.position, stream.scope_id, c.table_id, c.key, c.operation, index)));
+    } else if let Some(unread) = stream.unread(boundary) {
+        *horizon = Some(horizon.map_or(unread, |known| known.min(unread)));
+    }
+}
+
+impl Stream<'_> {
+    /// After which position candidates up to the boundary may stand that were not read: wherever reading ended, they
+    /// are after the cursor and after the head.
+    fn unread(&self, boundary: Position) -> Option<Position> {
+        let Rest::After(read) = self.rest else { return None };
+        let head = self.head.last().map_or(self.cursor, |last| last.position);
+        let unread = read.max(head);
+        (unread < boundary).then_some(unread)
     }
 }
 
@@ -198,9 +212,6 @@ fn check(streams: &[Stream<'_>], boundary: Position) -> Result<(), MergeError> {
                 return Err(MergeError::OutOfOrder);
             }
             before = candidate.position;
-        }
-        if matches!(stream.rest, Rest::After(unread) if unread < before || unread >= boundary) {
-            return Err(MergeError::OutOfOrder);
         }
     }
     Ok(())

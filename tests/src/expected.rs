@@ -64,7 +64,7 @@ fn column(field: &Field) -> String {
         "bytes" => format!("rtrim(translate(encode({name}, 'base64'), E'+/\\n', '-_'), '=')"),
         // format() uses the type's output function; a cast to text would trim char(n).
         "string" => format!("case when {name} is not null then format('%s', {name}) end"),
-        "float" => format!("{name}::float8::text"),
+        // Of a float the shortest text, also of a real: 0.1 and not the binary64 nearest to its binary32.
         _ => format!("{name}::text"),
     }
 }

@@ -1,6 +1,6 @@
 //! One POST at a time to a puller, with the hooks that tests need: raw bodies, foreign headers, lost answers.
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Octets past which an answer is refused.
@@ -36,7 +36,7 @@ pub struct Http {
     base: String,
     authorization: Option<String>,
     agent: ureq::Agent,
-    lose: Cell<bool>,
+    lose: AtomicBool,
 }
 
 impl Http {
@@ -51,7 +51,7 @@ impl Http {
             base: base.trim_end_matches('/').to_owned(),
             authorization: token.map(|token| format!("Bearer {token}")),
             agent: config.into(),
-            lose: Cell::new(false),
+            lose: AtomicBool::new(false),
         }
     }
 
@@ -62,7 +62,7 @@ impl Http {
 
     /// Let the next answer be lost: the server handles the request, the client never learns.
     pub fn lose_next_answer(&self) {
-        self.lose.set(true);
+        self.lose.store(true, Ordering::Relaxed);
     }
 
     /// POST a body.
@@ -87,7 +87,7 @@ impl Http {
         }
         let answer = request.send(body).map_err(|error| HttpError::Transport(error.to_string()))?;
         let response = receive(answer)?;
-        if self.lose.take() { Err(HttpError::Lost) } else { Ok(response) }
+        if self.lose.swap(false, Ordering::Relaxed) { Err(HttpError::Lost) } else { Ok(response) }
     }
 }
 

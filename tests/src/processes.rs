@@ -208,6 +208,12 @@ impl Process {
         Ok(())
     }
 
+    /// Set an environment variable from the next start on.
+    pub fn set_env(&mut self, name: &str, value: impl Into<OsString>) {
+        self.launch.env.retain(|(known, _)| known != name);
+        self.launch.env.push((name.to_owned(), value.into()));
+    }
+
     /// The last lines of its log, for a message about its end.
     pub fn last_words(&self) -> String {
         last_lines(&self.launch.log, 8)

@@ -21,7 +21,7 @@ use crate::ports;
 use crate::processes::{Launch, Process};
 use crate::ready::{Ready, ReadyMaterializer, ReadyPostgres, ReadyPuller};
 use crate::sample::Sample;
-use crate::secrets::{Secrets, bearer_token};
+use crate::secrets::{Secrets, bearer_token, bearer_token_valid_for};
 
 /// What our binaries get to drain; the sandbox waits a little longer.
 const GRACE: Duration = Duration::from_secs(5);
@@ -77,7 +77,8 @@ impl Default for Options {
             port_base: 0,
             pg_bin: None,
             pg_settings: Vec::new(),
-            split: false,
+            // Set by tests/run.sh for its second round.
+            split: std::env::var_os("TRIBUTARY_TEST_SPLIT").is_some(),
             materializer_args: Vec::new(),
             puller_args: Vec::new(),
             ready_within: Duration::from_secs(120),
@@ -261,6 +262,14 @@ impl Sandbox {
     /// The secret is no key.
     pub fn token(&self, user: &str) -> anyhow::Result<String> {
         bearer_token(&self.secrets.jwt_secret, user)
+    }
+
+    /// A bearer token of a user that outlives tests which shift the clock by days.
+    ///
+    /// # Errors
+    /// The secret is no key.
+    pub fn lasting_token(&self, user: &str) -> anyhow::Result<String> {
+        bearer_token_valid_for(&self.secrets.jwt_secret, user, Duration::from_secs(30 * 24 * 3600))
     }
 
     /// A fresh installation of a user, at the first puller.

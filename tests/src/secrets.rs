@@ -62,9 +62,16 @@ impl Secrets {
 /// # Errors
 /// The secret is no key.
 pub fn bearer_token(jwt_secret: &str, user: &str) -> anyhow::Result<String> {
+    bearer_token_valid_for(jwt_secret, user, TOKEN_LIFETIME)
+}
+
+/// A bearer token of a user (HS256) that outlives tests which shift the clock.
+///
+/// # Errors
+/// The secret is no key.
+pub fn bearer_token_valid_for(jwt_secret: &str, user: &str, lifetime: Duration) -> anyhow::Result<String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
-    let claims =
-        Claims { sub: user, iat: now.saturating_sub(CLOCK_SKEW).as_secs(), exp: (now + TOKEN_LIFETIME).as_secs() };
+    let claims = Claims { sub: user, iat: now.saturating_sub(CLOCK_SKEW).as_secs(), exp: (now + lifetime).as_secs() };
     Ok(encode(&Header::default(), &claims, &EncodingKey::from_secret(jwt_secret.as_bytes())?)?)
 }
 

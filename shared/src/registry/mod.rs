@@ -24,7 +24,7 @@ pub use self::name::{NameError, RelationName};
 pub use self::yaml::Located;
 use crate::portable::PortableType;
 use crate::rule::{Assignment, Rule};
-use crate::template::ScopeIdError;
+use crate::template::{ScopeIdError, Template};
 
 /// The schema of the projections.
 const PROJECTION_SCHEMA: &str = "tributary_data";
@@ -135,7 +135,10 @@ pub struct Column {
 /// Which scopes a user has.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Assignments {
-    all: Vec<Assignment>,
+    /// The user's id is each value.
+    templates: Vec<Template>,
+    #[serde(default)]
+    queries: Vec<Assignment>,
 }
 
 impl Registry {
@@ -183,13 +186,13 @@ impl Table {
 }
 
 impl Assignments {
-    pub(crate) fn new(all: Vec<Assignment>) -> Self {
-        Self { all }
+    pub(crate) fn new(templates: Vec<Template>, queries: Vec<Assignment>) -> Self {
+        Self { templates, queries }
     }
 
     /// Assignments by a query, to be evaluated in the request's snapshot.
-    pub fn queries(&self) -> impl Iterator<Item = &Assignment> {
-        self.all.iter().filter(|assignment| assignment.from().is_some())
+    pub fn queries(&self) -> &[Assignment] {
+        &self.queries
     }
 
     /// The scopes of a user by assignments without a query: different ones, in raw UTF-8 order.
@@ -198,8 +201,8 @@ impl Assignments {
     /// The user id is too long for a scope id: no row can be in such a scope.
     pub fn scopes(&self, user_id: &str) -> Result<Vec<String>, ScopeIdError> {
         let mut scopes = BTreeSet::new();
-        for assignment in self.all.iter().filter(|assignment| assignment.from().is_none()) {
-            scopes.extend(assignment.scope_of_user(user_id)?);
+        for template in &self.templates {
+            scopes.extend(template.scope_id(&vec![Some(user_id); template.value_count()])?);
         }
         Ok(scopes.into_iter().collect())
     }
@@ -237,7 +240,6 @@ fn projection_name(relation: &RelationName) -> RelationName {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::template::Template;
 
     #[test]
     fn projection_names_fit_and_never_meet() {
@@ -257,9 +259,9 @@ mod tests {
 
     #[test]
     fn a_users_scopes_are_sorted_and_different() {
-        let template = |text: &str| Assignment::of_user(Template::parse(text, |_| Ok::<(), ()>(())).expect(text).0);
+        let template = |text: &str| Template::parse(text, |_| Ok::<(), ()>(())).expect(text).0;
         let assignments =
-            Assignments::new(vec![template("z"), template("user:{u}"), template("user:{u}"), template("Z:é")]);
+            Assignments::new(vec![template("z"), template("user:{u}"), template("user:{u}"), template("Z:é")], vec![]);
         assert_eq!(assignments.scopes("a:b"), Ok(vec!["Z:é".to_owned(), "user:a%3Ab".to_owned(), "z".to_owned()]));
         assert_eq!(assignments.scopes(&"x".repeat(251)), Err(ScopeIdError::TooLong));
         assert_eq!(Assignments::default().scopes("a"), Ok(vec![]));

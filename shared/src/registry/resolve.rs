@@ -25,8 +25,14 @@ impl Registry {
         catalog: &Catalog,
         previous: Option<&Self>,
     ) -> Result<(Self, Vec<Warning>), Vec<Problem>> {
-        let mut resolver =
-            Resolver { config, catalog, problems: Vec::new(), warnings: Vec::new(), lookups: Vec::new(), refused: BTreeSet::new() };
+        let mut resolver = Resolver {
+            config,
+            catalog,
+            problems: Vec::new(),
+            warnings: Vec::new(),
+            lookups: Vec::new(),
+            refused: BTreeSet::new(),
+        };
         let registry = resolver.registry(previous);
         let Resolver { mut problems, mut warnings, .. } = resolver;
         problems.sort();
@@ -100,16 +106,17 @@ impl Resolver<'_> {
             rules.extend(self.rule(scope, &tables));
         }
         self.check_use();
-        let mut assignments = Vec::new();
-        for assignment in &config.assignments {
-            assignments.extend(self.assignment(assignment, &tables));
-        }
+        let (queries, plain): (Vec<&AssignmentConfig>, Vec<&AssignmentConfig>) =
+            config.assignments.iter().partition(|assignment| assignment.query.is_some());
+        let templates = plain.into_iter().map(|assignment| assignment.template.clone()).collect();
+        let queries = queries.into_iter().filter_map(|assignment| self.assignment(assignment, &tables)).collect();
+        let assignments = Assignments::new(templates, queries);
         for (relation, column) in std::mem::take(&mut self.lookups) {
             for table in tables.iter_mut().filter(|table| table.relation == relation) {
                 table.columns[column].indexed = is_indexable(&table.columns[column].type_info);
             }
         }
-        Registry { tables, rules, assignments: Assignments::new(assignments), next_table_no }
+        Registry { tables, rules, assignments, next_table_no }
     }
 
     /// The column that a query names, by the catalog: a name without a table must be of one of them alone.
@@ -438,7 +445,7 @@ impl Resolver<'_> {
     }
 
     fn assignment(&mut self, assignment: &AssignmentConfig, tables: &[Table]) -> Option<Assignment> {
-        let Some(query) = &assignment.query else { return Some(Assignment::of_user(assignment.template.clone())) };
+        let query = assignment.query.as_ref()?;
         let tables = self.tables_of(query.value.from(), tables).filter(|_| !self.refused.contains(&query.line))?;
         match Assignment::bind(assignment.template.clone(), &assignment.names, &query.value, &tables) {
             Ok(bound) => {

@@ -1,5 +1,5 @@
-//! Assignments: which scopes a user has. Either the template alone, its values the user's id, or a query over
-//! projections with `:user_id` and `:claims`, whose output columns are the template's values.
+//! Assignments by a query: which scopes a user has, by a query over projections with `:user_id` and `:claims` whose output
+//! columns are the values of the scope template.
 
 use serde::{Deserialize, Serialize};
 use sqlparser::ast::{SelectItem, Spanned};
@@ -8,7 +8,7 @@ use super::expression::{Named, ParsedExpression, Reference, SqlExpression, fold,
 use super::from::{self, FromClause, refuse};
 use super::{SqlProblem, check_statements};
 use crate::registry::Table;
-use crate::template::{ScopeIdError, Template};
+use crate::template::Template;
 
 /// An assignment's query as it was read, its names not yet looked up.
 #[derive(Clone, PartialEq, Debug)]
@@ -90,15 +90,11 @@ impl AssignmentQuery {
     }
 }
 
-/// An assignment, ready to be evaluated.
+/// An assignment by a query, ready to be evaluated.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Assignment {
     template: Template,
-    query: Option<BoundQuery>,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct BoundQuery {
+    /// The tables of FROM, by their numbers.
     from: Vec<i16>,
     /// The values of the template, in its order.
     values: Vec<SqlExpression>,
@@ -106,11 +102,6 @@ struct BoundQuery {
 }
 
 impl Assignment {
-    /// The assignment of a template whose values are all the user's id.
-    pub fn of_user(template: Template) -> Self {
-        Self { template, query: None }
-    }
-
     /// The assignment of a query: `names` are the template's, `tables` those of FROM.
     ///
     /// # Errors
@@ -134,27 +125,25 @@ impl Assignment {
         }
         Ok(Self {
             template,
-            query: Some(BoundQuery {
-                from: tables.iter().map(|table| table.table_no).collect(),
-                values: values.into_iter().flatten().collect(),
-                conditions: conditions.into_iter().flatten().collect(),
-            }),
+            from: tables.iter().map(|table| table.table_no).collect(),
+            values: values.into_iter().flatten().collect(),
+            conditions: conditions.into_iter().flatten().collect(),
         })
     }
 
-    /// The tables of FROM, by their numbers; `None`: there is no query, the user's id is each value.
-    pub fn from(&self) -> Option<&[i16]> {
-        self.query.as_ref().map(|query| query.from.as_slice())
+    /// The tables of FROM, by their numbers.
+    pub fn from(&self) -> &[i16] {
+        &self.from
     }
 
     /// What a combination of rows must meet.
     pub fn conditions(&self) -> &[SqlExpression] {
-        self.query.as_ref().map_or(&[], |query| &query.conditions)
+        &self.conditions
     }
 
-    /// The values of the scope template, of a query.
+    /// The values of the scope template.
     pub fn values(&self) -> &[SqlExpression] {
-        self.query.as_ref().map_or(&[], |query| &query.values)
+        &self.values
     }
 
     /// Whether the query reads `:claims`.
@@ -165,14 +154,6 @@ impl Assignment {
             .any(|expression| expression.references().any(|r| r == Reference::Claims))
     }
 
-    /// The scope that a user has, of an assignment without a query.
-    ///
-    /// # Errors
-    /// The user id is too long for a scope id: no row can be in such a scope.
-    pub fn scope_of_user(&self, user_id: &str) -> Result<Option<String>, ScopeIdError> {
-        self.template.scope_id(&vec![Some(user_id); self.template.value_count()])
-    }
-
     /// The scope that a row of the query gives; `None` when a value is null, or the values fit no scope id: no row can
     /// be in such a scope.
     pub fn scope_of_values(&self, values: &[Option<&str>]) -> Option<String> {
@@ -181,7 +162,7 @@ impl Assignment {
 
     /// Statements that make PostgreSQL itself check the expressions of the query.
     pub fn check_statements(&self, tables: &[&Table]) -> Vec<String> {
-        check_statements(tables, self.values(), self.conditions())
+        check_statements(tables, &self.values, &self.conditions)
     }
 }
 

@@ -75,7 +75,7 @@ impl FromClause {
 }
 
 impl FromTable {
-    fn relation<'a>(&self, configured: impl IntoIterator<Item = &'a RelationName>) -> Result<&'a RelationName, String> {
+    fn relation<'a>(&self, configured: &[&'a RelationName]) -> Result<&'a RelationName, String> {
         let matching = |relation: &&RelationName| match self.relation.as_slice() {
             [name] => relation.name() == name,
             [schema, name] => relation.schema() == schema && relation.name() == name,

@@ -34,9 +34,10 @@ impl AssignmentQueries {
         let all: Vec<(Assignment, String)> = registry
             .assignments
             .queries()
+            .iter()
             .filter_map(|assignment| {
                 let tables: Option<Vec<&Table>> =
-                    assignment.from()?.iter().map(|number| registry.table(*number)).collect();
+                    assignment.from().iter().map(|number| registry.table(*number)).collect();
                 Some((assignment.clone(), sql(assignment, &tables?)))
             })
             .collect();

@@ -218,7 +218,7 @@ pub async fn check_expressions(
     }
     let queries = config.assignments.iter().filter_map(|assignment| Some((assignment, assignment.query.as_ref()?)));
     for ((config, query), assignment) in queries.zip(registry.assignments.queries()) {
-        let Some(tables) = assignment.from().and_then(tables_of) else { continue };
+        let Some(tables) = tables_of(assignment.from()) else { continue };
         let what = format!("assignment {}", config.scope.value);
         checks.push((query.line, query.line, what, assignment.check_statements(&tables)));
     }

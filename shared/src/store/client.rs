@@ -62,7 +62,7 @@ pub struct ClientScope {
     pub retention_generation: i64,
     /// Resume floor, inclusive.
     pub floor: Position,
-    /// Content position: the newest effect, or the floor when compaction has taken newer delete markers. Content and
+    /// Content position: the newest effect, whether compaction has taken its delete marker since or not. Content and
     /// digest can only differ where this differs.
     pub content: Position,
     /// The cached digest, valid or not.
@@ -131,17 +131,18 @@ pub async fn renew_generation(db: &impl GenericClient, client_no: i64, now: Syst
     Ok(statement::query_one(db, sql, &[&client_no, &now]).await?.try_get(0)?)
 }
 
-/// Locks a client's row for the rest of the transaction, so that what was read of it stays true: a request that
-/// changed it since the snapshot is a conflict.
+/// Locks a client's row for the rest of the transaction: it stays, and a request that changed it since the snapshot is
+/// a conflict. Later requests may change it meanwhile, so that a client's pulls never wait for its own long rebuild; what
+/// they change ends the session by its bindings.
 pub async fn lock(db: &impl GenericClient, client_no: i64) -> Result<()> {
-    let sql = "-- client::lock\nselect client_no from tributary.client where client_no = $1 for share";
+    let sql = "-- client::lock\nselect client_no from tributary.client where client_no = $1 for key share";
     statement::query_one(db, sql, &[&client_no]).await?;
     Ok(())
 }
 
 const SCOPE_COLUMNS: &str = "s.scope_id, s.scope_no, s.membership_generation, s.retention_generation, s.floor_lsn,
             s.floor_ordinal, n.commit_lsn, n.ordinal, d.stream_generation, d.schema_version, d.membership_generation,
-            d.commit_lsn, d.ordinal, d.digest";
+            d.commit_lsn, d.ordinal, d.digest, s.compacted_lsn, s.compacted_ordinal";
 const SCOPE_JOINS: &str = "left join lateral (
             select e.commit_lsn, e.ordinal
             from tributary.scope_entry e
@@ -186,6 +187,7 @@ fn scope_from_row(row: &tokio_postgres::Row) -> Result<ClientScope> {
         Ok(Some(position))
     };
     let floor = position(4, 5)?.unwrap_or(Position::GENERATION_START);
+    let compacted = position(14, 15)?.unwrap_or(Position::GENERATION_START);
     let newest = position(6, 7)?.unwrap_or(Position::GENERATION_START);
     let cached = match row.try_get::<_, Option<Uuid>>(8)? {
         None => None,
@@ -206,10 +208,10 @@ fn scope_from_row(row: &tokio_postgres::Row) -> Result<ClientScope> {
         membership_generation: row.try_get(2)?,
         retention_generation: row.try_get(3)?,
         floor,
-        content: newest.max(floor),
+        content: newest.max(compacted),
         cached,
-        assigned: row.try_get(14)?,
-        checkpoint: position(15, 16)?,
+        assigned: row.try_get(16)?,
+        checkpoint: position(17, 18)?,
     })
 }
 

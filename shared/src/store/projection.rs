@@ -8,7 +8,6 @@
 use std::fmt::Write as _;
 
 use deadpool_postgres::GenericClient;
-
 use sha2::{Digest, Sha256};
 
 use super::error::Result;

@@ -300,8 +300,11 @@ pub async fn create_session(db: &impl GenericClient, session: &Session) -> Resul
     Ok(())
 }
 
+/// Octets of snapshots after which [`collect`] takes no more: the deletion of one large snapshot is enough for a step.
+const COLLECT_OCTETS: i64 = 64 << 20;
+
 /// Removes up to `batch` expired sessions, then up to `batch` snapshots older than `unused_before` that no session
-/// uses. Returns how many of each.
+/// uses, the oldest first and bounded by their size. Returns how many of each.
 pub async fn collect(
     db: &impl GenericClient,
     now: SystemTime,
@@ -315,12 +318,17 @@ pub async fn collect(
     let sql = "-- snapshot::collect_snapshots
         delete from tributary.snapshot
         where snapshot_no in (
-            select s.snapshot_no from tributary.snapshot s
-            where s.created_at <= $1
-                and not exists (select from tributary.rebuild_session r where r.snapshot_no = s.snapshot_no)
-            limit $2
-            for update skip locked
+            select u.snapshot_no
+            from (
+                select s.snapshot_no, sum(s.byte_count) over (order by s.snapshot_no) - s.byte_count as before
+                from tributary.snapshot s
+                where s.created_at <= $1
+                    and not exists (select from tributary.rebuild_session r where r.snapshot_no = s.snapshot_no)
+                order by s.snapshot_no
+                limit $2
+            ) u
+            where u.before < $3::bigint
         )";
-    let snapshots = statement::execute(db, sql, &[&unused_before, &batch]).await?;
+    let snapshots = statement::execute(db, sql, &[&unused_before, &batch, &COLLECT_OCTETS]).await?;
     Ok((sessions, snapshots))
 }

@@ -1,10 +1,15 @@
 //! End-to-end tests: real processes against a private PostgreSQL, one sandbox each.
 
 mod bad_input;
+mod content;
 mod lifetime;
 mod membership;
+mod openapi;
 mod oracle;
 mod pgbench;
+mod pull;
+mod rebuild;
 mod restart;
+mod retention;
 mod rules_sql;
 mod sample;

@@ -135,11 +135,13 @@ impl Case {
                 let mut scope = self.schema.clone();
                 for ((literal, _), value) in rule.template.iter().zip(values) {
                     scope.push_str(literal);
-                    for octet in value.chars() {
-                        if matches!(octet, '%' | ':') || octet.is_control() {
-                            octet.to_string().bytes().for_each(|octet| scope.push_str(&format!("%{octet:02X}")));
-                        } else {
-                            scope.push(octet);
+                    for c in value.chars() {
+                        if !matches!(c, '%' | ':') && !c.is_control() {
+                            scope.push(c);
+                            continue;
+                        }
+                        for octet in c.to_string().bytes() {
+                            let _ = write!(scope, "%{octet:02X}");
                         }
                     }
                 }
@@ -201,7 +203,7 @@ fn value(rng: &mut StdRng, kind: Kind) -> String {
     match kind {
         Kind::Number => rng.random_range(0..5).to_string(),
         Kind::Text => literal(pick::<&str>(rng, &TEXTS)),
-        Kind::Flag => pick(rng, &["true", "false"]).to_string(),
+        Kind::Flag => (*pick(rng, &["true", "false"])).to_owned(),
     }
 }
 
@@ -367,7 +369,7 @@ fn entries_equal_the_rules(batch_rows: &str, batches: usize) -> anyhow::Result<(
     let mut setup = String::new();
     for case in &cases {
         for _ in 0..30 {
-            let _ = write!(setup, "{};\n", case.transaction(&mut rng));
+            let _ = writeln!(setup, "{};", case.transaction(&mut rng));
         }
     }
     let sandbox = Sandbox::start(Options {
