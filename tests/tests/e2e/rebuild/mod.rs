@@ -152,6 +152,7 @@ impl Boxes {
     }
 
     /// A rebuild of the user's box of which one page has been fetched; its continuation is in `cursor`.
+    #[expect(clippy::unused_self, reason = "read as: these boxes, begun")]
     fn begun(&self, client: &Client, limit: i64) -> anyhow::Result<Rebuild> {
         let mut rebuild = client.start_rebuild("box:u_1", limit);
         let page = ok(&post(client, &client.rebuild_request(&rebuild))?)?;
