@@ -89,6 +89,7 @@ impl Waiting<'_> {
             let latest = turn.latest().filter(|latest| latest.opened >= self.since);
             let shared = latest.map(|latest| Shared { latest, accepted: self.accepted });
             let mode = Mode::Reuse(shared);
+            let _reading = self.app.staging.readers.acquire().await;
             if let Outcome::Page(page) = self.app.run(|| once(self.app, self.user, self.request, mode.clone())).await? {
                 return Ok(page);
             }
@@ -106,7 +107,6 @@ async fn stage(
 ) -> Result<Vec<u8>, ApiError> {
     loop {
         let outcome = {
-            // Stagings never take all sessions: pulls go on.
             let _running = app.staging.running.acquire().await;
             app.run(|| once(&app, &user, &request, Mode::Stage(turn.clone()))).await?
         };

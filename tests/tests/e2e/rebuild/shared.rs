@@ -1,4 +1,4 @@
-//! Issue "a thousand clients at once": sessions over the same content share one snapshot, which is staged once.
+//! A thousand clients at once: sessions over the same content share one snapshot, which is staged once.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Barrier};

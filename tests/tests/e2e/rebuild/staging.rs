@@ -190,7 +190,7 @@ fn a_clients_pulls_do_not_wait_for_its_own_rebuild() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Many scopes at once: stagings share half of the sessions, and pulls have the rest.
+/// Many scopes at once: stagings share a part of the sessions, and pulls have the rest.
 #[test]
 fn stagings_do_not_take_all_sessions() -> anyhow::Result<()> {
     let seed: String = (0..6).map(|n| items(&format!("s_{n}"), 1 + n * 1000, 10)).collect();
