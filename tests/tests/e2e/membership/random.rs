@@ -126,7 +126,10 @@ impl Case {
     fn expected(&self, source: &Database) -> anyhow::Result<BTreeSet<(String, String, String)>> {
         let mut all = BTreeSet::new();
         for rule in &self.rules {
-            let values: String = rule.template.iter().map(|(_, value)| format!(", ({value})::text")).collect();
+            let values = rule.template.iter().fold(String::new(), |mut sql, (_, value)| {
+                let _ = write!(sql, ", ({value})::text");
+                sql
+            });
             let table = format!("{}_{}", self.schema, self.tables[rule.target].name);
             for row in source.texts(&format!("select r0.id{values} from {}", rule.from))? {
                 let mut values = row.into_iter();

@@ -27,7 +27,7 @@ fn assign(state: &Database, prefixes: &[&str], templates: bool) -> anyhow::Resul
     state.run(&format!(
         "with c as (
              insert into tributary.configuration (schema_version, registry)
-             select schema_version, jsonb_set(registry::jsonb, '{{assignments}}', '{{"templates": [{}], "queries": []}}')::text
+             select schema_version, jsonb_set(registry::jsonb, '{{assignments}}', '{{\"templates\": [{}], \"queries\": []}}')::text
              from tributary.configuration order by configuration_no limit 1
              returning configuration_no
          )
