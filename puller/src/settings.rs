@@ -77,6 +77,6 @@ impl ServeSettings {
         self.state_url
             .clone()
             .unwrap_or_else(|| self.source_url.clone())
-            .with_statement_timeout(Duration::from_secs(self.statement_timeout_seconds))
+            .for_requests(Duration::from_secs(self.statement_timeout_seconds))
     }
 }
