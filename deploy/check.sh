@@ -1,0 +1,34 @@
+#!/bin/sh
+# Checks everything in this folder without a cluster, a container engine or a Rust build. Installs what is missing.
+# `deploy/check.sh NAME…` runs only the named checks.
+set -eu
+cd "$(dirname "$0")"
+. check/tools.sh
+
+# Each prints one line when all is well, and every problem otherwise.
+containerfile() {
+    hadolint --config image/hadolint.yaml Containerfile
+    image/test.sh
+}
+scripts() {
+    for script in check.sh check/tools.sh image/*.sh sql/*.sh k8s/*.sh; do sh -n "$script"; done
+    k8s/key-ring-test.sh
+}
+manifests() { python check/manifests.py; }
+comparison() { python check/comparison.py; }
+alerts() { python check/alerts.py; }
+metrics() { python check/metrics.py; }
+runbooks() { python check/runbooks.py; }
+roles() { sql/test.sh; }
+
+passed=0
+failed=0
+[ $# -gt 0 ] || set -- containerfile scripts manifests comparison alerts metrics runbooks roles
+for check in "$@"; do
+    # In a process of its own, as `set -e` means nothing inside a condition.
+    code=0
+    (set -e; "$check") & wait $! || code=$?
+    if [ "$code" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $check" >&2; fi
+done
+echo "deploy: $passed passed, $failed failed"
+[ "$failed" -eq 0 ]
