@@ -11,7 +11,7 @@ containerfile() {
     image/test.sh
 }
 scripts() {
-    for script in check.sh check/tools.sh image/*.sh sql/*.sh k8s/*.sh; do sh -n "$script"; done
+    for script in check.sh check/tools.sh image/*.sh k8s/*.sh; do sh -n "$script"; done
     k8s/key-ring-test.sh
 }
 manifests() { python check/manifests.py; }
@@ -19,7 +19,7 @@ comparison() { python check/comparison.py; }
 alerts() { python check/alerts.py; }
 metrics() { python check/metrics.py; }
 runbooks() { python check/runbooks.py; }
-roles() { sql/test.sh; }
+roles() { python check/roles.py; }
 
 passed=0
 failed=0

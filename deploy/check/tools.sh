@@ -64,3 +64,10 @@ install_tools() {
 install_tools
 PATH="$TOOLS/bin:$PATH"
 export PATH
+
+# For the roles: a server of their own.
+if ! command -v initdb >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
+    command -v apt-get >/dev/null 2>&1 || { echo "please install PostgreSQL" >&2; exit 1; }
+    as_root apt-get update -q >/dev/null
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends postgresql postgresql-client >/dev/null
+fi
