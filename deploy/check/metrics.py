@@ -68,7 +68,7 @@ def used():
             texts[str(path.relative_to(ROOT))] = path.read_text()
     for path in (DEPLOY / "runbooks").glob("*.md"):
         # Roles and schemas of PostgreSQL begin alike, and are no metrics.
-        prose = re.sub(r"\btributary_(data|source|materializer|puller|application|monitor)\b", "", path.read_text())
+        prose = re.sub(r"\btributary_(data|replication|materializer|puller|puller_b|application|monitor)\b", "", path.read_text())
         texts[str(path.relative_to(ROOT))] = prose
     return {(name, place) for place, text in texts.items() for name in NAME.findall(text)}
 

@@ -17,6 +17,8 @@
 -- asks for the tables' owner for that. Without `owner`, tributary_replication is not a member of it, and cannot
 -- write the tables; the publication is then made and kept by hand.
 
+set client_min_messages = warning;
+
 select format('create role %I %s', role, options)
 from (values
     ('tributary_replication', 'login'),
@@ -87,7 +89,6 @@ union all select case
     when exists (select from pg_roles where rolname = 'rds_replication') then 'grant rds_replication to tributary_replication'
     when not (select rolreplication from pg_roles where rolname = 'tributary_replication')
         then 'alter role tributary_replication replication'
-    else 'select'
 end
 \gexec
 create schema if not exists tributary authorization tributary_replication;
