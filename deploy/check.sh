@@ -15,6 +15,7 @@ scripts() {
     k8s/key-ring-test.sh
 }
 manifests() { python check/manifests.py; }
+processes() { python check/processes.py; }
 comparison() { python check/comparison.py; }
 alerts() { python check/alerts.py; }
 metrics() { python check/metrics.py; }
@@ -23,7 +24,7 @@ roles() { python check/roles.py; }
 
 passed=0
 failed=0
-[ $# -gt 0 ] || set -- containerfile scripts manifests comparison alerts metrics runbooks roles
+[ $# -gt 0 ] || set -- containerfile scripts manifests comparison processes alerts metrics runbooks roles
 for check in "$@"; do
     # In a process of its own, as `set -e` means nothing inside a condition.
     code=0

