@@ -5,6 +5,7 @@ Custom resources (PodMonitor, PrometheusRule, HTTPRoute) are held against their 
 """
 
 import copy
+import functools
 import json
 import os
 import re
@@ -42,15 +43,20 @@ def environment(container):
     return {item["name"]: item.get("value") for item in container.get("env", [])}
 
 
-def check_schema(document):
-    if document["kind"] in CUSTOM:
-        return
+@functools.cache
+def schema_problems(text):
+    found = []
     for version in VERSIONS:
         try:
-            kubernetes_validate.validate(document, version, strict=True)
+            kubernetes_validate.validate(json.loads(text), version, strict=True)
         except kubernetes_validate.ValidationError as error:
             path = ".".join(str(part) for part in error.path)
-            yield f"Kubernetes {version}: {path}: {error.message}"
+            found.append(f"Kubernetes {version}: {path}: {error.message}")
+    return found
+
+
+def check_schema(document):
+    return [] if document["kind"] in CUSTOM else schema_problems(json.dumps(document))
 
 
 def check_custom(documents):
