@@ -14,7 +14,7 @@ import sys
 
 import kubernetes_validate
 
-from rendered import DEPLOY, HELM, OVERLAYS, helm, kustomize
+from rendered import CHART, DEPLOY, HELM, OVERLAYS, helm, kustomize
 
 ROOT = DEPLOY.parent
 # `preStop.sleep` needs 1.30.
@@ -235,6 +235,19 @@ def broken(documents):
     yield change("replicas beside an autoscaler", *puller, lambda d: d["spec"].update(replicas=2))
 
 
+def check_values():
+    """The chart refuses values that it does not know, and a release without a configuration."""
+    chart = ["helm", "template", "tributary", str(CHART)]
+    configured = [*chart, "--set-file", f"config={DEPLOY / 'sample/sync.yaml'}"]
+    for what, command in (
+        ("a misspelt value", [*configured, "--set", "puller.poolsize=8"]),
+        ("no configuration", chart),
+        ("a setting of another name", [*configured, "--set-string", "puller.settings.POOL_SIZE=8"]),
+    ):
+        if subprocess.run(command, capture_output=True).returncode == 0:
+            yield f"the chart takes {what}"
+
+
 def main():
     if (DEPLOY / "k8s/base/sync.yaml").read_text() != (DEPLOY / "sample/sync.yaml").read_text():
         sys.exit("deploy/k8s/base/sync.yaml is a copy of deploy/sample/sync.yaml, and differs")
@@ -242,6 +255,7 @@ def main():
     rendered |= {f"chart with {name}": helm(name) for name in HELM}
     found = [f"{name}: {problem}" for name, documents in rendered.items() for problem in problems(documents)]
     found += [f"not found: {what}" for what, documents in broken(rendered["overlay production"]) if not list(problems(documents))]
+    found += check_values()
     if found:
         sys.exit("\n".join(found))
     count = sum(len(documents) for documents in rendered.values())
