@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use deadpool_postgres::{Object, Transaction};
+use deadpool_postgres::{GenericClient, Object, Transaction};
 use tokio_postgres::IsolationLevel;
 use tributary_shared::canonical::RowEncoder;
 use tributary_shared::encoding;
@@ -135,8 +135,17 @@ impl App {
         Ok(source::accepted_epoch(&db, user_id, client_id).await?)
     }
 
+    /// [`Self::accepted_epoch`] of several clients, `(user_id, client_id)`, in their order.
+    pub async fn accepted_epochs_of(&self, clients: &[(&str, &str)]) -> Result<Vec<i64>, Failure> {
+        if clients.is_empty() {
+            return Ok(Vec::new());
+        }
+        let db = session::acquire(self.source.as_ref().unwrap_or(&self.state)).await?;
+        Ok(source::accepted_epochs_of(&db, clients).await?)
+    }
+
     /// The configuration of this number; read once.
-    pub async fn served(&self, db: &Transaction<'_>, configuration_no: i64) -> Result<Arc<Served>, Failure> {
+    pub async fn served(&self, db: &impl GenericClient, configuration_no: i64) -> Result<Arc<Served>, Failure> {
         let known = self.served.lock().unwrap_or_else(PoisonError::into_inner).get(&configuration_no).cloned();
         if let Some(served) = known {
             return Ok(served);
