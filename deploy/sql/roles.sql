@@ -69,7 +69,7 @@ from (values
         'tributary_puller'),
     ('client_scope', 'select, insert, update (assigned, acknowledged_lsn, acknowledged_ordinal), delete', 'tributary_puller'),
     ('materialized_epoch', 'select', 'tributary_puller'),
-    ('snapshot', 'select, insert, update (row_count, byte_count, digest)', 'tributary_puller'),
+    ('snapshot', 'select, insert, update (row_count, byte_count, digest, seal)', 'tributary_puller'),
     ('snapshot_block', 'select, insert', 'tributary_puller'),
     ('rebuild_session', 'select, insert, delete', 'tributary_puller'),
     ('progress', 'select', 'tributary_monitor'),
