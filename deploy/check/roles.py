@@ -1,4 +1,4 @@
-"""Roles: with deploy/sql/roles.sql each role may do what its process does, and is refused what is not its to do.
+"""Roles: with deploy/sql/{roles,grants}.sql each role may do what its process does, and is refused what is not its to do.
 
 On a private PostgreSQL, with the migrations, and with the very statements of shared/src/store: each that a puller sends is
 explained as a puller, which checks its privileges and changes nothing. Once with source and state apart, once in one
@@ -117,17 +117,20 @@ class Layout:
         server.must("postgres", "postgres", "create role app login") if server.psql("postgres", "app", "select") else None
         server.must(source, "postgres", "grant create on schema public to app")
         server.must(source, "app", "create table documents (id int primary key, title text); create table secrets (id int primary key)")
-        self.grant()
-        # What the materializer applies at its start, as the roles that it has.
+        # As an operator goes on; every step may be repeated.
+        for _ in range(2):
+            self.roles()
         for folder, database, role in (("state", state, "tributary_materializer"), ("source", source, "tributary_replication")):
             for migration in sorted((ROOT / "migrations" / folder).glob("*.sql")):
                 server.must(database, role, migration.read_text())
-        self.grant()
-        self.grant()
+        self.roles()
+        for _ in range(2):
+            server.must(state, "tributary_materializer", (DEPLOY / "sql/grants.sql").read_text(), "-v", "state=1")
+            server.must(source, "tributary_replication", (DEPLOY / "sql/grants.sql").read_text(), "-v", "source=1")
         create = statements()["projection::create"].split("\n", 1)[1] + ")"
         server.must(state, "tributary_materializer", create)
 
-    def grant(self):
+    def roles(self):
         source = ["-v", "source=1", "-v", "tables=public.documents"]
         if self.source == self.state:
             self.server.must(self.source, "postgres", (DEPLOY / "sql/roles.sql").read_text(), *source, "-v", "state=1")
