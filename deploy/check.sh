@@ -11,7 +11,7 @@ containerfile() {
     image/test.sh
 }
 scripts() {
-    for script in check.sh check/tools.sh image/*.sh k8s/*.sh; do sh -n "$script"; done
+    shellcheck -x check.sh check/tools.sh image/*.sh k8s/*.sh
     k8s/key-ring-test.sh
 }
 manifests() { python check/manifests.py; }

