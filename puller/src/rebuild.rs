@@ -36,10 +36,7 @@ const STAGING_POLL: Duration = Duration::from_millis(100);
 pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
-    let request = match envelope.rebuild() {
-        Ok(request) => request,
-        Err(_) => return Err(refuse_malformed(app, user, client_id).await),
-    };
+    let Ok(request) = envelope.rebuild() else { return Err(refuse_malformed(app, user, client_id).await) };
     let (scope_no, accepted) = match app.run(|| once(app, user, &request, Mode::Reuse(None))).await? {
         Outcome::Page(page) => return Ok(page),
         Outcome::Unstaged { scope_no, accepted } => (scope_no, accepted),

@@ -2,6 +2,7 @@
 //! client recovers whatever was lost (ADR 003, "Normal scope movement").
 
 use std::collections::BTreeSet;
+use std::thread;
 
 use anyhow::ensure;
 use rand::rngs::StdRng;
@@ -153,6 +154,40 @@ fn a_failed_pull_and_a_rebuild_write_no_assignment() -> anyhow::Result<()> {
     let before = durable(&state)?;
     ensure!(send(&client, "/sync/pull", raw(&request).as_bytes()) == (500, "sync_integrity_failure".to_owned()));
     ensure!(durable(&state)? == before, "a failed page left an assignment");
+    Ok(())
+}
+
+/// Requests of one client that all find the set changed: each is answered, one changes it.
+#[test]
+fn a_set_that_many_find_changed_moves_once() -> anyhow::Result<()> {
+    let sandbox = Sandbox::start(Options { pullers: 2, ..Options::default() })?;
+    let state = sandbox.state()?;
+    let urls: Vec<String> = sandbox.pullers.iter().filter_map(|puller| puller.url.clone()).collect();
+    let token = sandbox.token("u_1")?;
+    let mut client = sandbox.client("u_1", "raced")?;
+    client.sync(500)?;
+    for round in 0..8 {
+        let (prefixes, templates) = if round % 2 == 0 { (&PREFIXES[..2], false) } else { (&PREFIXES[..], true) };
+        assign(&state, prefixes, templates)?;
+        let (pull, connect) = (raw(&client.pull_request(10)), raw(&client.connect_request()));
+        let asking: Vec<_> = (0..16)
+            .map(|number| {
+                let one = Client::new(&urls[number % 2], &token, "raced");
+                let (path, body) =
+                    if number % 3 == 0 { ("/sync/connect", connect.clone()) } else { ("/sync/pull", pull.clone()) };
+                thread::spawn(move || (path, send(&one, path, body.as_bytes())))
+            })
+            .collect();
+        for asked in asking {
+            let (path, got) = asked.join().map_err(|_| anyhow::anyhow!("a request panicked"))?;
+            ensure!(got == (200, "ok".to_owned()), "round {round}, {path}: {got:?}");
+        }
+        ensure!(version(&state, "raced")? == 2 + round, "round {round}: the version moved otherwise than by one");
+        client.pull_page(10)?;
+        ensure!(client.scopes.keys().cloned().collect::<BTreeSet<_>>() == expected(prefixes, templates));
+        ensure!(client.scope_set_version == 2 + round);
+        client.sync(500)?;
+    }
     Ok(())
 }
 
