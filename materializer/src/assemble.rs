@@ -113,6 +113,8 @@ pub struct Batch {
     pub transactions: u64,
     /// Row changes.
     pub changes: u64,
+    /// Whether other batches may share its state transaction.
+    pub joinable: bool,
     rows: usize,
     octets: usize,
 }
@@ -322,6 +324,7 @@ impl Assembler {
 
     /// Inside a transaction the batch must not be committed: it holds a part.
     fn leave_open(&mut self, batch: &mut Batch) {
+        batch.joinable = self.limits.transactions > 1;
         if let Some(open) = &self.open {
             batch.end = None;
             if !open.replayed {

@@ -139,9 +139,9 @@ impl Materializer {
             }
             // Also what needs an operator is tried again: the cause may be mended from outside at any time. A baseline
             // that met a value it cannot represent reads every table again, so that one waits longer.
-            let poisoned = error.chain().any(|cause| {
-                matches!(cause.downcast_ref::<MaterializeError>(), Some(MaterializeError::Poison { .. }))
-            });
+            let poisoned = error
+                .chain()
+                .any(|cause| matches!(cause.downcast_ref::<MaterializeError>(), Some(MaterializeError::Poison { .. })));
             let delay = match fate {
                 _ if poisoned => POISONED_BASELINE,
                 Fate::Rerun => Duration::ZERO,

@@ -3,7 +3,7 @@
 //! Everything is done in sets: a constant number of statements per batch and relation, whatever the number of rows.
 //! The statements stand in `tributary_shared::store::write`; the decisions stand here.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -15,7 +15,7 @@ use tributary_shared::rule::{Rule, RuleSql};
 use tributary_shared::store::error::StoreError;
 use tributary_shared::store::scope;
 use tributary_shared::store::session::{self, Pool};
-use tributary_shared::store::write::{self, EntryWrite, Existing, RowWrite};
+use tributary_shared::store::write::{self, EntryWrite, Existing, RowCopy, RowWrite};
 
 use crate::assemble::{Batch, PendingRow, RowState, TableBatch};
 use crate::pgoutput::Datum;
@@ -53,6 +53,9 @@ pub struct Writer {
     schema_hash: [u8; 32],
     next_row_id: Arc<AtomicI64>,
     scopes: HashMap<String, i32>,
+    /// For each relation whether it can have departed rows; asked once. Only the leader's writer adds them, and none
+    /// survives a state transaction that fails.
+    departed: Vec<Option<bool>>,
     pool: Pool,
     /// For a baseline: the version of every row, while effects stand at the generation start.
     baseline_version: Option<Position>,
@@ -83,8 +86,10 @@ impl<'a> Resolved<'a> {
 /// What the rules say about one row of a batch; scopes by their index among the batch's scopes.
 #[derive(Default, Clone)]
 struct Membership {
-    present: BTreeSet<usize>,
-    touched: BTreeSet<usize>,
+    /// Of the last state; a scope may be named by several rules.
+    present: Vec<usize>,
+    /// Of earlier states.
+    touched: Vec<usize>,
 }
 
 /// The scopes that a batch names, each once.
@@ -138,7 +143,9 @@ impl Writer {
                 rules
             })
             .collect();
-        Self { registry, encoders, rules, schema_hash, next_row_id, scopes: HashMap::new(), pool, baseline_version }
+        let departed = vec![None; registry.tables.len()];
+        let scopes = HashMap::new();
+        Self { registry, encoders, rules, schema_hash, next_row_id, scopes, departed, pool, baseline_version }
     }
 
     /// The next interned row number, for the progress row.
@@ -150,6 +157,7 @@ impl Writer {
     pub async fn write(&mut self, db: &Transaction<'_>, batch: &Batch) -> Result<(), MaterializeError> {
         for &(table, position) in &batch.truncates {
             write::truncate(db, &self.registry.tables[table], position).await?;
+            self.departed[table] = Some(true);
         }
         let mut scopes = BatchScopes::default();
         let mut work = Vec::new();
@@ -170,16 +178,17 @@ impl Writer {
 
     /// What the projection and the departed rows hold under the batch's keys.
     async fn look_up(
-        &self,
+        &mut self,
         db: &Transaction<'_>,
         index: usize,
         pending: &TableBatch,
     ) -> Result<Former, MaterializeError> {
-        let table = &self.registry.tables[index];
+        let registry = self.registry.clone();
+        let table = &registry.tables[index];
         let fresh: Vec<&[u8]> = pending.rows.iter().filter(|r| r.fresh).map(|r| r.key.as_slice()).collect();
         let known: Vec<&[u8]> = pending.rows.iter().filter(|r| !r.fresh).map(|r| r.key.as_slice()).collect();
         let mut former = Former { by_key: HashMap::new(), departed: HashMap::new() };
-        if !fresh.is_empty() && self.baseline_version.is_none() {
+        if !fresh.is_empty() && self.baseline_version.is_none() && self.may_have_departed(db, index).await? {
             former.departed.extend(write::departed(db, table.table_no, &fresh).await?);
         }
         if !known.is_empty() {
@@ -191,6 +200,15 @@ impl Writer {
             }
         }
         Ok(former)
+    }
+
+    async fn may_have_departed(&mut self, db: &Transaction<'_>, index: usize) -> Result<bool, MaterializeError> {
+        if let Some(known) = self.departed[index] {
+            return Ok(known);
+        }
+        let found = write::has_departed(db, self.registry.tables[index].table_no).await?;
+        self.departed[index] = Some(found);
+        Ok(found)
     }
 
     /// Evaluates the relation's rules on every end state of its rows.
@@ -215,7 +233,7 @@ impl Writer {
             rules.sql.iter().map(|(_, sql)| vec![Vec::new(); sql.columns.len()]).collect();
         for (row, pending_row) in pending.rows.iter().enumerate() {
             for (i, state) in pending_row.states.iter().enumerate() {
-                let Some(resolved) = self.resolve(table, pending_row, state, former, &HashMap::new())? else {
+                let Some(resolved) = Self::resolve(table, pending_row, state, former, &HashMap::new())? else {
                     continue;
                 };
                 let last = i + 1 == pending_row.states.len();
@@ -259,7 +277,6 @@ impl Writer {
 
     /// The columns of a row state; `None` for a deleted row.
     fn resolve<'a>(
-        &self,
         table: &Table,
         pending: &'a PendingRow,
         state: &'a RowState,
@@ -310,7 +327,7 @@ impl Writer {
     }
 
     async fn write_table(
-        &self,
+        &mut self,
         db: &Transaction<'_>,
         index: usize,
         pending: &TableBatch,
@@ -318,7 +335,8 @@ impl Writer {
         membership: &[Membership],
         numbers: &[i32],
     ) -> Result<(), MaterializeError> {
-        let table = &self.registry.tables[index];
+        let registry = self.registry.clone();
+        let table = &registry.tables[index];
         let old_ids: Vec<i64> = former.by_key.values().map(|e| e.row_id).collect();
         let mut old_scopes: HashMap<i64, Vec<i32>> = HashMap::new();
         if !old_ids.is_empty() {
@@ -341,17 +359,15 @@ impl Writer {
             let departed = former.departed.get(&pending_row.key).copied();
             let known = existing.map(|e| e.row_id).or(departed);
             // A row that came and went within the batch without touching a scope leaves nothing.
-            if state.row.is_none() && known.is_none() && member.touched.is_empty() {
+            if state.row.is_none() && known.is_none() && member.touched.is_empty() && member.present.is_empty() {
                 continue;
             }
             let row_id = known.unwrap_or_else(|| self.next_row_id.fetch_add(1, Ordering::Relaxed));
-            let present: BTreeSet<i32> = member.present.iter().map(|&s| numbers[s]).collect();
-            let mut left: BTreeSet<i32> = member.touched.iter().map(|&s| numbers[s]).collect();
-            left.extend(old_scopes.get(&row_id).into_iter().flatten());
+            let present = ascending(member.present.iter().map(|&s| numbers[s]));
+            let former_scopes = old_scopes.get(&row_id).into_iter().flatten().copied();
+            let mut left = ascending(member.touched.iter().map(|&s| numbers[s]).chain(former_scopes));
+            left.retain(|scope_no| present.binary_search(scope_no).is_err());
             let entries = if known.is_some() { &mut moved_entries } else { &mut new_entries };
-            for &scope_no in &present {
-                left.remove(&scope_no);
-            }
             for (scope_no, present) in present.iter().map(|&s| (s, true)).chain(left.iter().map(|&s| (s, false))) {
                 entries.push(EntryWrite {
                     row_id,
@@ -361,13 +377,12 @@ impl Writer {
                     present,
                 });
             }
-            if let Some(resolved) = self.resolve(table, pending_row, state, former, &wires)? {
-                let version = self.baseline_version.unwrap_or(state.position);
-                let write = self.encode(index, pending_row, row_id, version, &resolved)?;
+            if state.row.is_some() {
+                let row = (row_id, pending_row, state);
                 if existing.is_some() {
-                    updated.push(write);
+                    updated.push(self.encode(index, row, former, &wires)?);
                 } else {
-                    added.push(write);
+                    added.push(row);
                 }
                 if departed.is_some() {
                     returned.push(row_id);
@@ -385,8 +400,18 @@ impl Writer {
         write::delete_rows(db, table, &removed).await?;
         write::forget_departed(db, &returned).await?;
         write::remember_departed(db, table.table_no, &deleted).await?;
+        if !deleted.is_empty() {
+            self.departed[index] = Some(true);
+        }
         write::update_rows(db, table, &updated).await?;
-        write::copy_rows(db, table, &added).await?;
+        if !added.is_empty() {
+            // Made while the server takes the ones before.
+            let mut copy = RowCopy::start(db, table).await?;
+            for row in added {
+                copy.row(&self.encode(index, row, former, &wires)?).await?;
+            }
+            copy.finish().await?;
+        }
         write::copy_entries(db, &new_entries).await?;
         write::upsert_entries(db, &moved_entries).await?;
         metrics::counter!("tributary_changes_total", "relation" => table.relation.to_string())
@@ -421,13 +446,14 @@ impl Writer {
     fn encode<'a>(
         &self,
         index: usize,
-        pending: &'a PendingRow,
-        row_id: i64,
-        version: Position,
-        resolved: &[Resolved<'a>],
+        (row_id, pending, state): (i64, &'a PendingRow, &'a RowState),
+        former: &'a Former,
+        wires: &HashMap<&[u8], WireFields<'a>>,
     ) -> Result<RowWrite<'a>, MaterializeError> {
         let table = &self.registry.tables[index];
-        let stored = table.columns.iter().zip(resolved).filter(|(c, _)| c.stored).map(|(_, r)| r.text()).collect();
+        let version = self.baseline_version.unwrap_or(state.position);
+        let resolved = Self::resolve(table, pending, state, former, wires)?.unwrap_or_default();
+        let stored = table.columns.iter().zip(&resolved).filter(|(c, _)| c.stored).map(|(_, r)| r.text()).collect();
         let mut write = RowWrite { row_id, key: &pending.key, version, wire: None, digest: None, stored };
         if !table.capture_only {
             let sources: Vec<FieldSource<'_>> = resolved
@@ -461,10 +487,15 @@ fn has_unchanged(state: &RowState) -> bool {
 }
 
 fn add(membership: &mut Membership, scope: usize, last: bool) {
-    membership.touched.insert(scope);
-    if last {
-        membership.present.insert(scope);
-    }
+    if last { membership.present.push(scope) } else { membership.touched.push(scope) }
+}
+
+/// Numbers in ascending order, each once.
+fn ascending(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
+    let mut numbers: Vec<i32> = numbers.collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
 }
 
 /// Whether the database refused a value or an expression rather than failed.

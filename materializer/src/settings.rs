@@ -93,7 +93,13 @@ pub struct RunSettings {
     #[arg(long, env = "TRIBUTARY_STALE_SECONDS", default_value = "2592000", value_parser = clap::value_parser!(u64).range(1..))]
     pub stale_seconds: u64,
     /// Shifts the clock, for tests of expiry.
-    #[arg(long, env = "TRIBUTARY_CLOCK_OFFSET_SECONDS", default_value = "0", hide = true, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        env = "TRIBUTARY_CLOCK_OFFSET_SECONDS",
+        default_value = "0",
+        hide = true,
+        allow_negative_numbers = true
+    )]
     pub clock_offset_seconds: i64,
     /// A stream that is silent for this long while the source's WAL moves on is reconnected.
     #[arg(long, env = "TRIBUTARY_SILENCE_SECONDS", default_value = "30", value_parser = clap::value_parser!(u64).range(1..=3600))]

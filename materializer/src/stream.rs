@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::FutureExt as _;
 use pgwire_replication::{PgWireError, ReplicationClient, ReplicationEvent};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +30,13 @@ use crate::settings::RunSettings;
 const ACCEPT_WRITE: &str = "tributary.accept_write";
 /// PostgreSQL's epoch (2000-01-01) after the Unix epoch, in seconds.
 const POSTGRES_EPOCH: u64 = 946_684_800;
+
+/// Events that are taken in one go.
+const BURST: u32 = 256;
+/// Row changes past which a state transaction takes no batch more.
+const JOINED_CHANGES: u64 = 32 * 1024;
+/// Age past which it takes none.
+const JOINED_TIME: Duration = Duration::from_millis(100);
 
 /// Why the stream ended.
 #[derive(Debug, thiserror::Error)]
@@ -214,18 +222,28 @@ async fn receive(
             }
             event = client.recv(), if !assembler.is_full() => {
                 last_event = Instant::now();
-                let event = event?.ok_or(StreamError::Ended)?;
-                if let ReplicationEvent::KeepAlive { wal_end, .. } = &event {
-                    last_seen = ours(*wal_end);
-                    if assembler.is_empty() && *durable.borrow() >= sent {
-                        stream.idle.send_replace(last_seen);
+                let mut next = event;
+                // What has arrived already is taken in one go: waiting for seven things at once costs more than an
+                // event does.
+                for left in (0..BURST).rev() {
+                    let event = next?.ok_or(StreamError::Ended)?;
+                    if let ReplicationEvent::KeepAlive { wal_end, .. } = &event {
+                        last_seen = ours(*wal_end);
+                        if assembler.is_empty() && *durable.borrow() >= sent {
+                            stream.idle.send_replace(last_seen);
+                        }
+                    } else {
+                        let transaction = assembler.open_transaction();
+                        absorb(event, assembler, decoder).map_err(|cause| {
+                            let at = assembler.open_transaction().or(transaction);
+                            Received::Failed(cause.stopped(&stream.registry, if careful { at } else { None }))
+                        })?;
                     }
-                } else {
-                    let transaction = assembler.open_transaction();
-                    absorb(event, assembler, decoder).map_err(|cause| {
-                        let at = assembler.open_transaction().or(transaction);
-                        Received::Failed(cause.stopped(&stream.registry, if careful { at } else { None }))
-                    })?;
+                    if left == 0 || assembler.is_full() {
+                        break;
+                    }
+                    let Some(arrived) = client.recv().now_or_never() else { break };
+                    next = arrived;
                 }
             }
             _ = heartbeat.tick() => {
@@ -297,7 +315,8 @@ fn absorb(event: ReplicationEvent, assembler: &mut Assembler, decoder: &mut Deco
 }
 
 /// Writes batches: each state transaction takes whole source transactions, moves the boundary as its last statement,
-/// and is committed before anything is acknowledged.
+/// and is committed before anything is acknowledged. It takes the batches that already wait, within limits: a commit
+/// waits for the disk.
 async fn write_batches(
     state: Pool,
     mut writer: Writer,
@@ -306,7 +325,15 @@ async fn write_batches(
     durable: watch::Sender<Lsn>,
 ) -> Result<(), StreamError> {
     let mut session = session::acquire(&state).await?;
-    while let Some(mut batch) = inbox.recv().await {
+    // Taken already, for the next state transaction.
+    let mut carried = None;
+    loop {
+        let Some(mut batch) = (match carried.take() {
+            Some(batch) => Some(batch),
+            None => inbox.recv().await,
+        }) else {
+            return Ok(());
+        };
         let started = Instant::now();
         let transaction = session.transaction().await.map_err(StoreError::from)?;
         let first = batch.first_commit;
@@ -320,6 +347,15 @@ async fn write_batches(
                 return Err(failed(error, if only { first } else { None }));
             }
             if let Some(end) = batch.end {
+                let join = batch.joinable && changes < JOINED_CHANGES && started.elapsed() < JOINED_TIME;
+                match if join { inbox.try_recv().ok() } else { None } {
+                    Some(next) if next.end.is_some() => {
+                        batch = next;
+                        continue;
+                    }
+                    // A part: its source transaction may be long, and nothing waits for it.
+                    part => carried = part,
+                }
                 break end;
             }
             match inbox.recv().await {
@@ -342,7 +378,6 @@ async fn write_batches(
         let lag = SystemTime::now().duration_since(commit_time).unwrap_or_default();
         metrics::gauge!("tributary_commit_lag_seconds").set(lag.as_secs_f64());
     }
-    Ok(())
 }
 
 fn failed(error: MaterializeError, commit_lsn: Option<Lsn>) -> StreamError {

@@ -81,8 +81,7 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
         authenticator,
         health: health.clone(),
         digests: Digests::default(),
-        // Half of the sessions, so that stagings, which can take long, never hold up all pulls.
-        staging: Staging::new(settings.max_staging_waiters as usize, (size / 2).max(1)),
+        staging: Staging::new(settings.max_staging_waiters as usize, size),
         clock_offset_seconds: settings.clock_offset_seconds,
         served: std::sync::Mutex::default(),
     });

@@ -28,7 +28,9 @@ const ACKNOWLEDGED_GRANULARITY: Duration = Duration::from_secs(60);
 pub async fn pull(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
-    let Ok(request) = envelope.pull() else { return Err(refuse_malformed(app, user, client_id).await) };
+    let Ok(request) = envelope.pull() else {
+        return Err(refuse_malformed(app, user, client_id).await);
+    };
     app.run(|| once(app, user, &request)).await
 }
 

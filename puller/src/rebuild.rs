@@ -36,13 +36,14 @@ const STAGING_POLL: Duration = Duration::from_millis(100);
 pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
-    let Ok(request) = envelope.rebuild() else { return Err(refuse_malformed(app, user, client_id).await) };
+    let Ok(request) = envelope.rebuild() else {
+        return Err(refuse_malformed(app, user, client_id).await);
+    };
     let (scope_no, accepted) = match app.run(|| once(app, user, &request, Mode::Reuse(None))).await? {
         Outcome::Page(page) => return Ok(page),
         Outcome::Unstaged { scope_no, accepted } => (scope_no, accepted),
     };
     // Nobody has staged this content: one rebuild does, the others wait for it.
-    let _waiting = app.staging.waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?;
     let waiting = Waiting { app, user, request: &request, scope_no, since: Instant::now(), accepted };
     tokio::select! {
         answer = waiting.answer() => answer,
@@ -66,6 +67,7 @@ impl Waiting<'_> {
     /// Waits for whoever stages the scope, or stages it.
     async fn answer(&self) -> Result<Vec<u8>, ApiError> {
         let turn = self.app.staging.turn(self.scope_no);
+        let mut permit = None;
         loop {
             if let Ok(guard) = turn.lock.clone().try_lock_owned() {
                 let (app, user, request) = (self.app.clone(), self.user.clone(), self.request.clone());
@@ -76,6 +78,10 @@ impl Waiting<'_> {
                     Err(ApiError::TemporaryUnavailable { retry_after: 1 })
                 });
             }
+            if permit.is_none() {
+                let waiters = &self.app.staging.waiters;
+                permit = Some(waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?);
+            }
             // Whoever waited looks whether the one before it has staged the content, without holding up the others.
             drop(turn.lock.lock().await);
             // What was staged from a state snapshot opened while this request waited is as good as staging it now, though
@@ -83,9 +89,8 @@ impl Waiting<'_> {
             let latest = turn.latest().filter(|latest| latest.opened >= self.since);
             let shared = latest.map(|latest| Shared { latest, accepted: self.accepted });
             let mode = Mode::Reuse(shared);
-            if let Outcome::Page(page) =
-                self.app.run(|| once(self.app, self.user, self.request, mode.clone())).await?
-            {
+            let _reading = self.app.staging.readers.acquire().await;
+            if let Outcome::Page(page) = self.app.run(|| once(self.app, self.user, self.request, mode.clone())).await? {
                 return Ok(page);
             }
         }
@@ -102,7 +107,6 @@ async fn stage(
 ) -> Result<Vec<u8>, ApiError> {
     loop {
         let outcome = {
-            // Stagings never take all sessions: pulls go on.
             let _running = app.staging.running.acquire().await;
             app.run(|| once(&app, &user, &request, Mode::Stage(turn.clone()))).await?
         };

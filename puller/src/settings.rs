@@ -39,7 +39,7 @@ pub struct ServeSettings {
     /// Requests that are worked on or wait for a session; more are answered 429.
     #[arg(long, env = "TRIBUTARY_MAX_IN_FLIGHT", default_value = "1024", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_in_flight: u32,
-    /// Rebuilds that wait for a snapshot that is being staged; more are answered 429.
+    /// Rebuilds that wait for a snapshot that another one stages; more are answered 429.
     #[arg(long, env = "TRIBUTARY_MAX_STAGING_WAITERS", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_staging_waiters: u32,
     /// Largest request body in octets; larger ones are answered 413.

@@ -37,6 +37,8 @@ pub struct Staging {
     pub waiters: Semaphore,
     /// Stagings that may run at once.
     pub running: Semaphore,
+    /// Rebuilds that may read at once what they have waited for: a thousand of them wake up together.
+    pub readers: Semaphore,
     /// Cancelled when this process is about to end, so that who waits is told to come back.
     pub leaving: CancellationToken,
     turns: Mutex<HashMap<i32, Arc<Turn>>>,
@@ -75,11 +77,14 @@ impl Turn {
 }
 
 impl Staging {
-    /// With room for `waiters`, of whom `running` may stage.
-    pub fn new(waiters: usize, running: usize) -> Self {
+    /// With room for `waiters`. Of `sessions` with the state, a quarter may stage and a quarter may read what was
+    /// staged, so that a rush of rebuilds never holds up all pulls.
+    pub fn new(waiters: usize, sessions: usize) -> Self {
+        let quarter = (sessions / 4).max(1);
         Self {
             waiters: Semaphore::new(waiters),
-            running: Semaphore::new(running),
+            running: Semaphore::new(quarter),
+            readers: Semaphore::new(quarter),
             leaving: CancellationToken::new(),
             turns: Mutex::default(),
         }

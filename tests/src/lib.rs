@@ -1,6 +1,7 @@
 //! The harness of the end-to-end tests, which is also the `sandbox`: a private PostgreSQL, a materializer, pullers,
 //! and a reference client that shares no code with them.
 
+pub mod bench;
 pub mod canonical;
 pub mod client;
 pub mod database;

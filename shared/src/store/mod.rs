@@ -6,6 +6,7 @@
 pub mod catalog;
 pub mod client;
 pub mod configuration;
+mod copy;
 pub mod digest;
 pub mod error;
 pub mod leader;

@@ -2,19 +2,15 @@
 
 use std::fmt::Write as _;
 
-use bytes::{Bytes, BytesMut};
 use deadpool_postgres::{GenericClient, Transaction};
-use futures_util::SinkExt;
 use tokio_postgres::types::ToSql;
 
+use super::copy::{Copy, Form};
 use super::error::{Result, StoreError};
 use super::{projection, statement};
 use crate::position::{MAX_EFFECTS, Position};
 use crate::registry::Table;
 use crate::registry::name::quote_identifier;
-
-/// Octets of COPY data sent at once.
-const COPY_CHUNK: usize = 128 * 1024;
 
 /// A projected row as it is before a batch.
 #[derive(Debug)]
@@ -69,6 +65,13 @@ pub async fn departed(db: &impl GenericClient, table_no: i16, keys: &[&[u8]]) ->
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
+/// Whether any row of a relation has departed and is remembered.
+pub async fn has_departed(db: &impl GenericClient, table_no: i16) -> Result<bool> {
+    let sql = "-- write::has_departed
+        select exists (select from tributary.departed_row where table_no = $1)";
+    Ok(statement::query_one(db, sql, &[&table_no]).await?.try_get(0)?)
+}
+
 /// The projected rows under the given keys.
 pub async fn existing(db: &impl GenericClient, table: &Table, keys: &[&[u8]], wire: bool) -> Result<Vec<Existing>> {
     let mut sql = String::from("-- write::existing\nselect tributary_key, tributary_row_id, ");
@@ -100,44 +103,66 @@ pub async fn present_scopes(db: &impl GenericClient, row_ids: &[i64]) -> Result<
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
-/// Adds rows that the projection does not hold.
-pub async fn copy_rows(db: &Transaction<'_>, table: &Table, rows: &[RowWrite<'_>]) -> Result<()> {
-    if rows.is_empty() {
-        return Ok(());
+/// Adds rows that the projection does not hold, one by one: the server works on the first while the next are made.
+pub struct RowCopy {
+    copy: Copy,
+    /// Forms of the stored columns.
+    forms: Vec<Form>,
+}
+
+impl RowCopy {
+    /// Begins to add rows to a projection.
+    pub async fn start(db: &Transaction<'_>, table: &Table) -> Result<Self> {
+        let mut target = format!(
+            "{} (tributary_row_id, tributary_key, tributary_version_lsn, tributary_version_ordinal, tributary_wire, \
+             tributary_digest",
+            projection::name(table)
+        );
+        let mut forms = Vec::new();
+        let mut binary = true;
+        for column in table.columns.iter().filter(|c| c.stored) {
+            let _ = write!(target, ", {}", quote_identifier(&column.name));
+            let form = Form::of(&column.type_info.sql);
+            binary &= form.is_some();
+            forms.push(form.unwrap_or(Form::Text));
+        }
+        target.push(')');
+        Ok(Self { copy: Copy::start(db, &target, 6 + forms.len(), binary).await?, forms })
     }
-    let mut sql = format!(
-        "copy {} (tributary_row_id, tributary_key, tributary_version_lsn, tributary_version_ordinal, tributary_wire, \
-         tributary_digest",
-        projection::name(table)
-    );
-    for column in table.columns.iter().filter(|c| c.stored) {
-        let _ = write!(sql, ", {}", quote_identifier(&column.name));
-    }
-    sql.push_str(") from stdin");
-    let mut copy = CopyText::start(db, &sql).await?;
-    for row in rows {
+
+    /// Adds a row.
+    pub async fn row(&mut self, row: &RowWrite<'_>) -> Result<()> {
+        let copy = &mut self.copy;
         let (lsn, ordinal) = row.version.to_sql();
-        copy.number(row.row_id);
-        copy.tab();
+        copy.begin_row();
+        copy.int8(row.row_id);
         copy.octets(row.key);
-        copy.tab();
-        copy.number(lsn);
-        copy.tab();
-        copy.number(ordinal);
-        copy.tab();
-        copy.text(row.wire.as_deref());
-        copy.tab();
+        copy.int8(lsn);
+        copy.int8(ordinal);
+        match &row.wire {
+            Some(wire) => copy.text(wire),
+            None => copy.null(),
+        }
         match &row.digest {
             Some(digest) => copy.octets(digest),
-            None => copy.text(None),
+            None => copy.null(),
         }
-        for value in &row.stored {
-            copy.tab();
-            copy.text(*value);
+        if row.stored.len() != self.forms.len() {
+            return Err(StoreError::integrity("a row has another number of stored columns than its table"));
         }
-        copy.end_row().await?;
+        for (form, value) in self.forms.iter().zip(&row.stored) {
+            match value {
+                Some(text) => copy.value(*form, text)?,
+                None => copy.null(),
+            }
+        }
+        copy.end_row().await
     }
-    copy.finish(rows.len()).await
+
+    /// Ends: every row is written.
+    pub async fn finish(self) -> Result<()> {
+        self.copy.finish().await
+    }
 }
 
 /// Replaces rows that the projection holds.
@@ -193,24 +218,20 @@ pub async fn copy_entries(db: &Transaction<'_>, entries: &[EntryWrite]) -> Resul
     if entries.is_empty() {
         return Ok(());
     }
-    let sql = "copy tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present) from stdin";
-    let mut copy = CopyText::start(db, sql).await?;
+    let target = "tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present)";
+    let mut copy = Copy::start(db, target, 6, true).await?;
     for entry in entries {
         let (lsn, ordinal) = entry.position.to_sql();
-        copy.number(entry.row_id);
-        copy.tab();
-        copy.number(lsn);
-        copy.tab();
-        copy.number(ordinal);
-        copy.tab();
-        copy.number(i64::from(entry.scope_no));
-        copy.tab();
-        copy.number(i64::from(entry.table_no));
-        copy.tab();
-        copy.text(Some(if entry.present { "t" } else { "f" }));
+        copy.begin_row();
+        copy.int8(entry.row_id);
+        copy.int8(lsn);
+        copy.int8(ordinal);
+        copy.int4(entry.scope_no);
+        copy.int2(entry.table_no);
+        copy.boolean(entry.present);
         copy.end_row().await?;
     }
-    copy.finish(entries.len()).await
+    copy.finish().await
 }
 
 /// Adds entries, or moves those that are there to their later position.
@@ -339,74 +360,5 @@ fn expect_count(written: u64, expected: usize, what: &str) -> Result<()> {
         Ok(())
     } else {
         Err(StoreError::integrity(format!("{what} wrote {written} rows instead of {expected}")))
-    }
-}
-
-/// COPY in PostgreSQL's text format, sent in chunks.
-struct CopyText {
-    sink: std::pin::Pin<Box<tokio_postgres::CopyInSink<Bytes>>>,
-    buffer: BytesMut,
-}
-
-impl CopyText {
-    async fn start(db: &Transaction<'_>, sql: &str) -> Result<Self> {
-        let statement = db.prepare_cached(sql).await?;
-        let sink = db.copy_in(&statement).await?;
-        Ok(Self { sink: Box::pin(sink), buffer: BytesMut::with_capacity(2 * COPY_CHUNK) })
-    }
-
-    fn tab(&mut self) {
-        self.buffer.extend_from_slice(b"\t");
-    }
-
-    fn number(&mut self, number: i64) {
-        let _ = write!(self.buffer, "{number}");
-    }
-
-    fn octets(&mut self, octets: &[u8]) {
-        const HEX: &[u8; 16] = b"0123456789abcdef";
-        self.buffer.reserve(3 + 2 * octets.len());
-        self.buffer.extend_from_slice(b"\\\\x");
-        for octet in octets {
-            self.buffer.extend_from_slice(&[HEX[usize::from(octet >> 4)], HEX[usize::from(octet & 15)]]);
-        }
-    }
-
-    fn text(&mut self, text: Option<&str>) {
-        let Some(text) = text else {
-            self.buffer.extend_from_slice(b"\\N");
-            return;
-        };
-        let bytes = text.as_bytes();
-        let mut start = 0;
-        for (i, byte) in bytes.iter().enumerate() {
-            let escape: &[u8; 2] = match byte {
-                b'\\' => b"\\\\",
-                b'\n' => b"\\n",
-                b'\r' => b"\\r",
-                b'\t' => b"\\t",
-                _ => continue,
-            };
-            self.buffer.extend_from_slice(&bytes[start..i]);
-            self.buffer.extend_from_slice(escape);
-            start = i + 1;
-        }
-        self.buffer.extend_from_slice(&bytes[start..]);
-    }
-
-    async fn end_row(&mut self) -> Result<()> {
-        self.buffer.extend_from_slice(b"\n");
-        if self.buffer.len() >= COPY_CHUNK {
-            let chunk = self.buffer.split().freeze();
-            self.sink.send(chunk).await?;
-        }
-        Ok(())
-    }
-
-    async fn finish(mut self, expected: usize) -> Result<()> {
-        let chunk = self.buffer.split().freeze();
-        self.sink.send(chunk).await?;
-        let copied = self.sink.as_mut().finish().await?;
-        expect_count(copied, expected, "copy")
     }
 }

@@ -1,5 +1,7 @@
 //! End-to-end tests: real processes against a private PostgreSQL, one sandbox each.
 
+#![expect(clippy::print_stdout, reason = "seeds and counts, for who reads a test's output")]
+
 mod bad_input;
 mod content;
 mod lifetime;

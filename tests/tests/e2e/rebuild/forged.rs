@@ -11,7 +11,11 @@ use super::{Boxes, invalid, items, ok, post, refusal, with_cursor};
 
 /// A rebuild of the first user's box that has begun.
 fn begun() -> anyhow::Result<(Boxes, Client, Rebuild)> {
-    let seed = format!("{} {}", items("u_1", 1, 5), "insert into items select n, 'u_2', '', true from generate_series(11, 15) n;");
+    let seed = format!(
+        "{} {}",
+        items("u_1", 1, 5),
+        "insert into items select n, 'u_2', '', true from generate_series(11, 15) n;"
+    );
     let boxes = Boxes::start_with(&seed, Options { pullers: 1, ..Options::default() })?;
     let client = boxes.client("u_1", "forged")?;
     let rebuild = boxes.begun(&client, 2)?;
@@ -44,7 +48,8 @@ fn s_04_another_users_token_is_invalid() -> anyhow::Result<()> {
     let mut request = with_cursor(&other, &rebuild, rebuild.cursor.clone());
     "everyone".clone_into(&mut request.scope);
     refused(&other, &request, "user")?;
-    let thief = Client { generation: client.generation, manifest: client.manifest.clone(), ..boxes.fresh("u_2", "forged")? };
+    let thief =
+        Client { generation: client.generation, manifest: client.manifest.clone(), ..boxes.fresh("u_2", "forged")? };
     let binding = refusal(&post(&thief, &thief.rebuild_request(&rebuild))?)?;
     ensure!(binding == (401, "auth_required".to_owned()), "a client id belongs to one user: {binding:?}");
     goes_on(&client, &rebuild)
@@ -109,9 +114,8 @@ fn s_04_no_bit_of_a_token_can_be_changed() -> anyhow::Result<()> {
     let (prefix, text) = token.split_at(3);
     ensure!(prefix == "v1.");
     let octets = URL_SAFE_NO_PAD.decode(text)?;
-    let changed = |rebuild: &Rebuild, cursor: String, what: &str| {
-        refused(&client, &with_cursor(&client, rebuild, cursor), what)
-    };
+    let changed =
+        |rebuild: &Rebuild, cursor: String, what: &str| refused(&client, &with_cursor(&client, rebuild, cursor), what);
     for bit in 0..octets.len() * 8 {
         let mut flipped = octets.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
@@ -120,7 +124,20 @@ fn s_04_no_bit_of_a_token_can_be_changed() -> anyhow::Result<()> {
     for cut in [1, octets.len() / 2, octets.len() - 1] {
         changed(&rebuild, format!("v1.{}", URL_SAFE_NO_PAD.encode(&octets[..cut])), "cut")?;
     }
-    for other in ["", "v1.", "v2.", "null", "items:5", "v1.!", "v1.é\u{0}", &token[1..], &format!("{token}A"), &format!("{token}="), &format!("v2.{text}"), &token.to_uppercase()] {
+    for other in [
+        "",
+        "v1.",
+        "v2.",
+        "null",
+        "items:5",
+        "v1.!",
+        "v1.é\u{0}",
+        &token[1..],
+        &format!("{token}A"),
+        &format!("{token}="),
+        &format!("v2.{text}"),
+        &token.to_uppercase(),
+    ] {
         changed(&rebuild, other.to_owned(), other)?;
     }
     goes_on(&client, &rebuild)
@@ -130,7 +147,8 @@ fn s_04_no_bit_of_a_token_can_be_changed() -> anyhow::Result<()> {
 fn s_04_tokens_of_an_unknown_key_are_invalid() -> anyhow::Result<()> {
     let (mut boxes, client, rebuild) = begun()?;
     let process = &mut boxes.sandbox.pullers[0].process;
-    let old = process.launch().env.iter().find(|(name, _)| name == "TRIBUTARY_TOKEN_KEYS").map(|(_, value)| value.clone());
+    let old =
+        process.launch().env.iter().find(|(name, _)| name == "TRIBUTARY_TOKEN_KEYS").map(|(_, value)| value.clone());
     let old = old.and_then(|value| value.into_string().ok()).context("the key ring")?;
     let new = format!("2:{}", URL_SAFE_NO_PAD.encode([7_u8; 32]));
     // A rotated ring still knows the old key, and the session keeps signing with it.

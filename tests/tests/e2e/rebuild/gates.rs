@@ -17,7 +17,8 @@ fn s_04_outer_gates_come_before_the_token() -> anyhow::Result<()> {
         refusal(&post(client, &client.rebuild_request(&forged))?)
     };
 
-    let nobody = Client { http: Http::new(boxes.url(0)?, None), client_id: "gates".into(), ..boxes.fresh("u_1", "gates")? };
+    let nobody =
+        Client { http: Http::new(boxes.url(0)?, None), client_id: "gates".into(), ..boxes.fresh("u_1", "gates")? };
     ensure!(answer(&nobody)? == (401, "auth_required".to_owned()));
     let other = Client { generation: Some(9), ..boxes.fresh("u_2", "gates")? };
     ensure!(answer(&other)? == (401, "auth_required".to_owned()), "the binding of client and user");
@@ -53,7 +54,9 @@ fn s_04_an_accepted_write_holds_up_a_rebuild_until_it_is_in_it() -> anyhow::Resu
     let state = boxes.sandbox.state()?;
     let mut client = boxes.client("u_1", "gate")?;
     boxes.stop_materializers();
-    source.run("begin; insert into items values (6, 'u_1', 'accepted'); select tributary.accept_write('u_1', 'gate'); commit")?;
+    source.run(
+        "begin; insert into items values (6, 'u_1', 'accepted'); select tributary.accept_write('u_1', 'gate'); commit",
+    )?;
     let before = super::dump(&state)?;
     let rebuild = client.start_rebuild("box:u_1", 2);
     let request = client.rebuild_request(&rebuild);

@@ -60,7 +60,9 @@ fn s_05_a_rebuild_writes_only_its_session_and_its_snapshot() -> anyhow::Result<(
     // The history that was unread in the other scope is delivered all the same.
     let body = tributary_tests::client::answer("/sync/pull", &page)?;
     let changes = body.get("changes").and_then(|changes| changes.as_list()).context("changes")?;
-    let of = |scope: &str| changes.iter().filter(|change| change.get("scope").and_then(|s| s.as_text()) == Some(scope)).count();
+    let of = |scope: &str| {
+        changes.iter().filter(|change| change.get("scope").and_then(|s| s.as_text()) == Some(scope)).count()
+    };
     ensure!(of("everyone") == 10, "{} changes of the other scope", of("everyone"));
     ensure!(of("box:u_1") == 0, "what the rebuild held came again");
     boxes.settle(&mut bystander, &source, "u_1", 3)?;

@@ -152,6 +152,7 @@ impl Boxes {
     }
 
     /// A rebuild of the user's box of which one page has been fetched; its continuation is in `cursor`.
+    #[expect(clippy::unused_self, reason = "read as: these boxes, begun")]
     fn begun(&self, client: &Client, limit: i64) -> anyhow::Result<Rebuild> {
         let mut rebuild = client.start_rebuild("box:u_1", limit);
         let page = ok(&post(client, &client.rebuild_request(&rebuild))?)?;
@@ -239,7 +240,9 @@ fn dump(state: &Database) -> anyhow::Result<String> {
     for query in [
         "select to_jsonb(c)::text from tributary.client c order by client_no",
         "select to_jsonb(c)::text from tributary.client_scope c order by client_no, scope_no",
-        "select to_jsonb(s)::text from tributary.scope s order by scope_no",
+        // Compaction raises floors beside all of this; it is the leader's, and has tests of its own.
+        "select (to_jsonb(s) - '{floor_lsn,floor_ordinal,compacted_lsn,compacted_ordinal}'::text[])::text
+            from tributary.scope s order by scope_no",
         "select to_jsonb(e)::text from tributary.scope_entry e order by row_id, scope_no",
         "select to_jsonb(p)::text from tributary.progress p",
         "select to_jsonb(m)::text from tributary.materialized_epoch m order by 1",

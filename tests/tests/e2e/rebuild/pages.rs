@@ -20,7 +20,11 @@ fn s_04_every_page_but_the_last_is_full() -> anyhow::Result<()> {
         seed += &items(&format!("n_{count}"), 10_000 * number as i64, *count);
         // A second table in the same scope, where one row of it makes the count.
         if *count > 2 {
-            write!(seed, "delete from items where id = {}; insert into labels values ('l{count}', 'n_{count}', null);", 10_000 * number)?;
+            write!(
+                seed,
+                "delete from items where id = {}; insert into labels values ('l{count}', 'n_{count}', null);",
+                10_000 * number
+            )?;
         }
     }
     let boxes = Boxes::start(&seed)?;
@@ -72,7 +76,8 @@ fn s_04_pages_cross_blocks() -> anyhow::Result<()> {
         "select cardinality(record_ends), octet_length(records), first_row from tributary.snapshot_block
          join tributary.snapshot s using (snapshot_no) where row_count > 1000 order by block_no",
     )?;
-    let numbers = |column: usize| blocks.iter().map(move |row| row[column].as_deref().unwrap_or_default().parse::<i64>());
+    let numbers =
+        |column: usize| blocks.iter().map(move |row| row[column].as_deref().unwrap_or_default().parse::<i64>());
     ensure!(blocks.len() > 10, "too few blocks: {blocks:?}");
     ensure!(numbers(1).any(|octets| octets.is_ok_and(|octets| octets > 256 * 1024)), "no block holds a large row");
     ensure!(numbers(0).sum::<Result<i64, _>>()? == 4300);

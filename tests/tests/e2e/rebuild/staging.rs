@@ -20,7 +20,8 @@ const STAND_STILL: &str = "begin; lock table tributary.snapshot_block in access 
 
 fn stands_still(watcher: &Database) -> anyhow::Result<()> {
     eventually(PATIENCE, || {
-        let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%add_block%'";
+        let waiting =
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%add_block%'";
         ensure!(watcher.number(waiting)? > 0, "no staging is in its middle");
         Ok(())
     })
@@ -112,7 +113,8 @@ fn a_terminated_puller_says_so_and_leaves_nothing_of_a_staging() -> anyhow::Resu
             let process = &mut boxes.sandbox.pullers[0].process;
             process.signal(Signal::TERM);
             ensure!(process.ended_within(Duration::from_secs(8)), "it does not end within its grace period");
-            println!("ended after {:?}", started.elapsed());
+            // Five seconds of grace: told in time, rather than cut off at its end.
+            ensure!(started.elapsed() < Duration::from_millis(4500), "told too late: {:?}", started.elapsed());
             Ok(())
         },
         unavailable,
@@ -150,7 +152,8 @@ fn a_lost_request_does_not_lose_the_staging() -> anyhow::Result<()> {
     state.run("rollback")?;
     let page = client.http.post("/sync/rebuild", request.as_bytes())?;
     ok(&page)?;
-    ensure!(boxes.metric(0, "tributary_snapshots_staged_total")? as i64 == 1, "the work was done again");
+    // Beside the other's.
+    ensure!(boxes.metric(0, "tributary_snapshots_staged_total")? as i64 == 2, "the work was done again");
     ensure!(watcher.number("select count(*) from tributary.rebuild_session where page_limit = 1000")? == 1);
     Ok(())
 }
@@ -163,7 +166,8 @@ fn a_clients_pulls_do_not_wait_for_its_own_rebuild() -> anyhow::Result<()> {
     let mut client = boxes.client("u_1", "busy")?;
     client.rebuild("everyone", 10)?;
     watcher.run("update tributary.client set acknowledged_at = acknowledged_at - interval '1 hour'")?;
-    let twin = Client { generation: client.generation, manifest: client.manifest.clone(), ..boxes.fresh("u_1", "busy")? };
+    let twin =
+        Client { generation: client.generation, manifest: client.manifest.clone(), ..boxes.fresh("u_1", "busy")? };
     let request = twin.rebuild_request(&twin.start_rebuild("box:u_1", 1000));
     state.run(STAND_STILL)?;
     let pulled = thread::scope(|scope| {
@@ -180,11 +184,13 @@ fn a_clients_pulls_do_not_wait_for_its_own_rebuild() -> anyhow::Result<()> {
         pulled
     })?;
     ensure!(pulled < Duration::from_secs(5), "a pull waited {pulled:?}");
-    ensure!(watcher.number("select count(*) from tributary.client where acknowledged_at > now() - interval '5 min'")? == 1);
+    ensure!(
+        watcher.number("select count(*) from tributary.client where acknowledged_at > now() - interval '5 min'")? == 1
+    );
     Ok(())
 }
 
-/// Many scopes at once: stagings share half of the sessions, and pulls have the rest.
+/// Many scopes at once: stagings share a part of the sessions, and pulls have the rest.
 #[test]
 fn stagings_do_not_take_all_sessions() -> anyhow::Result<()> {
     let seed: String = (0..6).map(|n| items(&format!("s_{n}"), 1 + n * 1000, 10)).collect();
@@ -193,7 +199,8 @@ fn stagings_do_not_take_all_sessions() -> anyhow::Result<()> {
     let (state, watcher) = (boxes.sandbox.state()?, boxes.sandbox.state()?);
     let mut puller = boxes.client("other", "other")?;
     puller.sync(10)?;
-    let clients = (0..6).map(|n| boxes.client(&format!("s_{n}"), &format!("s-{n}"))).collect::<anyhow::Result<Vec<_>>>()?;
+    let clients =
+        (0..6).map(|n| boxes.client(&format!("s_{n}"), &format!("s-{n}"))).collect::<anyhow::Result<Vec<_>>>()?;
     state.run(STAND_STILL)?;
     thread::scope(|scope| {
         let asking: Vec<_> = clients
@@ -290,7 +297,9 @@ fn a_large_scope_is_staged_in_flat_memory_and_in_nobodys_way() -> anyhow::Result
     })?;
     let data = state.number("select sum(byte_count)::bigint from tributary.snapshot")? as u64;
     let grown = peak.saturating_sub(before);
-    println!("{data} octets staged, {grown} octets more memory; {pulls} pulls beside, slowest {slowest:?}, slowest commit {slowest_commit:?}");
+    println!(
+        "{data} octets staged, {grown} octets more memory; {pulls} pulls beside, slowest {slowest:?}, slowest commit {slowest_commit:?}"
+    );
     ensure!(state.number("select max(row_count) from tributary.snapshot")? == rows);
     ensure!(grown < 32 << 20, "memory grew by {grown} octets for {data} staged");
     ensure!(data > 40 << 20 || !full(), "too little data to tell");
@@ -336,6 +345,5 @@ fn snapshots_without_a_live_session_are_removed() -> anyhow::Result<()> {
     ok(&post(&client, &client.rebuild_request(&live))?)?;
     let over = refusal(&post(&client, &client.rebuild_request(&old))?)?;
     ensure!(over == super::restart_required());
-    // A young snapshot is kept though it has no session: one that is being made may need it.
     Ok(())
 }
