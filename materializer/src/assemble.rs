@@ -164,7 +164,7 @@ struct Open {
 /// Assembles batches from the stream's events.
 pub struct Assembler {
     encoders: Vec<RowEncoder>,
-    key_columns: Vec<usize>,
+    key_columns: Vec<Vec<usize>>,
     limits: Limits,
     boundary: Lsn,
     open: Option<Open>,
@@ -175,7 +175,7 @@ pub struct Assembler {
 
 impl Assembler {
     /// An assembler behind the durable boundary (inclusive commit LSN); `key_columns` and `encoders` by relation.
-    pub fn new(encoders: Vec<RowEncoder>, key_columns: Vec<usize>, limits: Limits, boundary: Lsn) -> Self {
+    pub fn new(encoders: Vec<RowEncoder>, key_columns: Vec<Vec<usize>>, limits: Limits, boundary: Lsn) -> Self {
         let batch = empty(encoders.len());
         Self { encoders, key_columns, limits, boundary, open: None, batch, cut: None }
     }
@@ -210,12 +210,13 @@ impl Assembler {
             }
             Change::Update { table, old_key, mut row } => {
                 // A key that is TOASTed itself is left out of the new row when it did not change.
-                let key_column = self.key_columns[table];
-                if let (Datum::Unchanged, Some(text)) = (&row[key_column], &old_key) {
-                    row[key_column] = Datum::Text(text.clone());
+                for (&column, text) in self.key_columns[table].iter().zip(old_key.iter().flatten()) {
+                    if row[column] == Datum::Unchanged {
+                        row[column] = Datum::Text(text.clone());
+                    }
                 }
                 let key = self.row_key(table, &row)?;
-                let old_key = old_key.map(|text| self.text_key(table, &text)).transpose()?;
+                let old_key = old_key.map(|key| self.text_key(table, key.iter())).transpose()?;
                 match old_key {
                     // The delete of the old key and the insert of the new one are two effects of one event, ordered
                     // by their key octets.
@@ -230,7 +231,7 @@ impl Assembler {
                 }
             }
             Change::Delete { table, key } => {
-                let key = self.text_key(table, &key)?;
+                let key = self.text_key(table, key.iter())?;
                 self.put(table, key, RowState::new(at(0)?, None), false);
             }
             Change::Truncate { tables } => {
@@ -238,8 +239,16 @@ impl Assembler {
                 if self.batch.has_content() {
                     self.cut_off();
                 }
-                let position = at(0)?;
-                self.batch.truncates.extend(tables.into_iter().map(|table| (table, position)));
+                let mut next = event;
+                // One event for each relation, so that their effects in one scope have positions of their own.
+                for table in tables {
+                    let position = Position::effect(commit_lsn, next, 0).map_err(|_| AssembleError::TooManyEvents)?;
+                    self.batch.truncates.push((table, position));
+                    next += 1;
+                }
+                if let Some(open) = &mut self.open {
+                    open.next_event = next;
+                }
             }
         }
         Ok(())
@@ -334,20 +343,29 @@ impl Assembler {
     }
 
     fn row_key(&self, table: usize, row: &Row) -> Result<Vec<u8>, AssembleError> {
-        match &row[self.key_columns[table]] {
-            Datum::Text(text) => self.text_key(table, text),
-            Datum::Null | Datum::Unchanged => {
-                Err(AssembleError::Key { table, detail: "a row does not carry its key".into() })
-            }
+        let texts = self.key_columns[table].iter().map(|&column| match &row[column] {
+            Datum::Text(text) => Some(text),
+            Datum::Null | Datum::Unchanged => None,
+        });
+        if texts.clone().any(|text| text.is_none()) {
+            return Err(AssembleError::Key { table, detail: "a row does not carry its key".into() });
         }
+        self.text_key(table, texts.flatten())
     }
 
-    fn text_key(&self, table: usize, text: &Bytes) -> Result<Vec<u8>, AssembleError> {
-        let text = std::str::from_utf8(text)
-            .map_err(|_| AssembleError::Key { table, detail: "it is not valid UTF-8".into() })?;
-        self.encoders[table]
-            .key_octets(FieldSource::Text(text))
-            .map_err(|error| AssembleError::Key { table, detail: error.to_string() })
+    fn text_key<'a>(&self, table: usize, texts: impl Iterator<Item = &'a Bytes>) -> Result<Vec<u8>, AssembleError> {
+        let mut invalid = false;
+        let sources = texts.map(|text| {
+            FieldSource::Text(std::str::from_utf8(text).unwrap_or_else(|_| {
+                invalid = true;
+                ""
+            }))
+        });
+        let octets = self.encoders[table].key_octets_of(sources);
+        if invalid {
+            return Err(AssembleError::Key { table, detail: "it is not valid UTF-8".into() });
+        }
+        octets.map_err(|error| AssembleError::Key { table, detail: error.to_string() })
     }
 
     /// A row that changes its key takes unchanged values from its old key's state, if this batch holds it; what is

@@ -13,6 +13,7 @@ use anyhow::{Context, bail};
 use futures_util::{StreamExt, TryStreamExt, pin_mut};
 use tokio::sync::Mutex;
 use tokio_postgres::{Client, SimpleQueryMessage};
+use tributary_shared::canonical::FieldSource;
 use tributary_shared::encoding;
 use tributary_shared::lsn::Lsn;
 use tributary_shared::manifest::Manifest;
@@ -24,6 +25,7 @@ use uuid::Uuid;
 
 use crate::assemble::{Batch, Limits, PendingRow, RowState};
 use crate::materialize::Writer;
+use crate::membership::SetMembership;
 use crate::pgoutput::Datum;
 use crate::replication;
 use crate::settings::RunSettings;
@@ -77,6 +79,11 @@ pub async fn take(baseline: &Baseline<'_>) -> anyhow::Result<()> {
     let copied = copy(baseline, &slot.snapshot, slot.consistent_point, &manifest).await?;
 
     let mut db = session::acquire(state).await?;
+    if registry.rules.iter().any(tributary_shared::rule::Rule::has_joins) {
+        // Planned for the rows that are there.
+        projection::analyze(&db, &registry.tables).await?;
+        SetMembership::new(registry.clone(), &encoding::encoders(registry)?, (*state).clone()).baseline(*epoch).await?;
+    }
     projection::analyze(&db, &registry.tables).await?;
     let transaction = db.transaction().await.map_err(tributary_shared::store::error::StoreError::from)?;
     let configuration_no = configuration::store(&transaction, registry, &manifest).await?;
@@ -193,14 +200,13 @@ async fn copy_tables(
                     }
                 })
                 .collect();
-            let key = values[table.key]
-                .text()
-                .with_context(|| format!("{}: a row without its key", table.relation))
-                .and_then(|text| {
-                    encoders[index]
-                        .key_octets(tributary_shared::canonical::FieldSource::Text(text))
-                        .with_context(|| format!("{}: a key cannot be represented", table.relation))
-                })?;
+            let sources = table.keys.iter().map(|key| match values[*key].text() {
+                Some(text) => FieldSource::Text(text),
+                None => FieldSource::Null,
+            });
+            let key = encoders[index]
+                .key_octets_of(sources)
+                .with_context(|| format!("{}: a key cannot be represented", table.relation))?;
             pending.octets += octets + key.len();
             pending.rows.push(PendingRow {
                 key,

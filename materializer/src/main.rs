@@ -4,6 +4,7 @@ mod assemble;
 mod baseline;
 mod lead;
 mod materialize;
+mod membership;
 mod pgoutput;
 mod preflight;
 mod replication;

@@ -13,11 +13,13 @@ use tributary_shared::position::Position;
 use tributary_shared::registry::{Registry, Table};
 use tributary_shared::rule::{Rule, RuleSql};
 use tributary_shared::store::error::StoreError;
+use tributary_shared::store::membership::Changed;
 use tributary_shared::store::scope;
 use tributary_shared::store::session::{self, Pool};
 use tributary_shared::store::write::{self, EntryWrite, Existing, RowCopy, RowWrite};
 
 use crate::assemble::{Batch, PendingRow, RowState, TableBatch};
+use crate::membership::{self, SetMembership, Written};
 use crate::pgoutput::Datum;
 
 /// Interned scopes remembered by a writer; past it the memory starts over.
@@ -59,6 +61,8 @@ pub struct Writer {
     pool: Pool,
     /// For a baseline: the version of every row, while effects stand at the generation start.
     baseline_version: Option<Position>,
+    /// Membership of the tables that rules with joins read.
+    membership: SetMembership,
 }
 
 /// What a column of a row is, once unchanged values are found.
@@ -128,12 +132,14 @@ impl Writer {
         pool: Pool,
         baseline_version: Option<Position>,
     ) -> Self {
+        let membership = SetMembership::new(registry.clone(), &encoders, pool.clone());
         let rules = registry
             .tables
             .iter()
             .map(|table| {
                 let mut rules = TableRules { native: Vec::new(), sql: Vec::new() };
-                for rule in registry.rules.iter().filter(|r| r.table_no == table.table_no) {
+                let ours = !membership.evaluates(table);
+                for rule in registry.rules.iter().filter(|r| ours && r.table_no == table.table_no) {
                     if rule.native().is_some() {
                         rules.native.push(rule.clone());
                     } else {
@@ -143,9 +149,18 @@ impl Writer {
                 rules
             })
             .collect();
-        let departed = vec![None; registry.tables.len()];
-        let scopes = HashMap::new();
-        Self { registry, encoders, rules, schema_hash, next_row_id, scopes, departed, pool, baseline_version }
+        Self {
+            departed: vec![None; registry.tables.len()],
+            scopes: HashMap::new(),
+            registry,
+            encoders,
+            rules,
+            schema_hash,
+            next_row_id,
+            pool,
+            baseline_version,
+            membership,
+        }
     }
 
     /// The next interned row number, for the progress row.
@@ -155,8 +170,13 @@ impl Writer {
 
     /// Writes a batch into the open state transaction. The boundary is not moved.
     pub async fn write(&mut self, db: &Transaction<'_>, batch: &Batch) -> Result<(), MaterializeError> {
+        let registry = self.registry.clone();
         for &(table, position) in &batch.truncates {
-            write::truncate(db, &self.registry.tables[table], position).await?;
+            if self.membership.concerns(&registry.tables[table]) {
+                self.membership.truncate(db, &registry.tables[table], position).await?;
+            } else {
+                write::truncate(db, &registry.tables[table], position).await?;
+            }
             self.departed[table] = Some(true);
         }
         let mut scopes = BatchScopes::default();
@@ -167,13 +187,34 @@ impl Writer {
             work.push((index, pending, former, membership));
         }
         let numbers = self.intern(&scopes.ids).await?;
+        let concerned =
+            |index: usize| self.membership.concerns(&registry.tables[index]) && self.baseline_version.is_none();
+        let concerned: Vec<bool> = (0..registry.tables.len()).map(concerned).collect();
+        for (index, pending, former, _) in work.iter().filter(|(index, ..)| concerned[*index]) {
+            let table = &registry.tables[*index];
+            let reaching = membership::reaching(table, &pending.rows, &former.by_key);
+            self.membership.before(db, table, &reaching).await?;
+        }
+        let mut written = Vec::new();
         for (index, pending, former, membership) in work {
-            self.write_table(db, index, pending, &former, &membership, &numbers).await?;
+            let rows = self.write_table(db, index, pending, &former, &membership, &numbers).await?;
+            if concerned[index] {
+                written.push((index, rows));
+            }
+        }
+        for (index, rows) in written {
+            self.membership.after(db, &registry.tables[index], &rows).await?;
         }
         let epochs: Vec<(&str, &str, i64)> =
             batch.epochs.iter().map(|((user, client), epoch)| (user.as_str(), client.as_str(), *epoch)).collect();
         write::record_epochs(db, &epochs).await?;
         Ok(())
+    }
+
+    /// Completes a state transaction, after its last batch: membership that rules with joins give is evaluated once, on
+    /// its end state.
+    pub async fn finish(&mut self, db: &Transaction<'_>) -> Result<(), MaterializeError> {
+        self.membership.finish(db).await
     }
 
     /// What the projection and the departed rows hold under the batch's keys.
@@ -334,12 +375,13 @@ impl Writer {
         former: &Former,
         membership: &[Membership],
         numbers: &[i32],
-    ) -> Result<(), MaterializeError> {
+    ) -> Result<Vec<Written>, MaterializeError> {
         let registry = self.registry.clone();
         let table = &registry.tables[index];
+        let concerned = self.membership.concerns(table);
         let old_ids: Vec<i64> = former.by_key.values().map(|e| e.row_id).collect();
         let mut old_scopes: HashMap<i64, Vec<i32>> = HashMap::new();
-        if !old_ids.is_empty() {
+        if !old_ids.is_empty() && !self.membership.evaluates(table) {
             for (row_id, scope_no) in write::present_scopes(db, &old_ids).await? {
                 old_scopes.entry(row_id).or_default().push(scope_no);
             }
@@ -353,6 +395,7 @@ impl Writer {
         let mut returned = Vec::new();
         let mut new_entries = Vec::new();
         let mut moved_entries = Vec::new();
+        let mut written = Vec::new();
         for (pending_row, member) in pending.rows.iter().zip(membership) {
             let state = pending_row.states.last().expect("a pending row has a state");
             let existing = former.by_key.get(&pending_row.key);
@@ -363,6 +406,13 @@ impl Writer {
                 continue;
             }
             let row_id = known.unwrap_or_else(|| self.next_row_id.fetch_add(1, Ordering::Relaxed));
+            if concerned {
+                written.push(Written {
+                    changed: Changed { row_id, position: state.position },
+                    reaches_others: membership::reaches_others(table, pending_row, existing),
+                    is_there: state.row.is_some(),
+                });
+            }
             let present = ascending(member.present.iter().map(|&s| numbers[s]));
             let former_scopes = old_scopes.get(&row_id).into_iter().flatten().copied();
             let mut left = ascending(member.touched.iter().map(|&s| numbers[s]).chain(former_scopes));
@@ -416,7 +466,7 @@ impl Writer {
         write::upsert_entries(db, &moved_entries).await?;
         metrics::counter!("tributary_changes_total", "relation" => table.relation.to_string())
             .increment(pending.rows.len() as u64);
-        Ok(())
+        Ok(written)
     }
 
     /// The parsed wire rows that unchanged values are taken from, by key.
@@ -499,6 +549,6 @@ fn ascending(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
 }
 
 /// Whether the database refused a value or an expression rather than failed.
-fn is_data_error(error: &StoreError) -> bool {
+pub fn is_data_error(error: &StoreError) -> bool {
     matches!(error, StoreError::Database(e) if e.code().is_some_and(|c| c.code().starts_with("22")))
 }

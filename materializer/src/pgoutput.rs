@@ -38,6 +38,9 @@ impl Datum {
 /// A row's registered columns, in the registry's order.
 pub type Row = Vec<Datum>;
 
+/// PostgreSQL's text of each column of a key, in key order.
+pub type Key = Vec<Bytes>;
+
 /// A change of one registered relation; `table` is its index in the registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
@@ -53,7 +56,7 @@ pub enum Change {
         /// Relation.
         table: usize,
         /// The key before, when the message carries it: the key changed, or the replica identity is FULL.
-        old_key: Option<Bytes>,
+        old_key: Option<Key>,
         /// The row after.
         row: Row,
     },
@@ -61,8 +64,8 @@ pub enum Change {
     Delete {
         /// Relation.
         table: usize,
-        /// PostgreSQL's text of the key.
-        key: Bytes,
+        /// Its key.
+        key: Key,
     },
     /// Emptied relations.
     Truncate {
@@ -101,7 +104,8 @@ struct Mapping {
     table: usize,
     /// For each registered column its index in the message.
     columns: Vec<usize>,
-    key: usize,
+    /// The key columns in key order, by their index in the message.
+    keys: Vec<usize>,
 }
 
 /// Decodes messages; knows the relations that were announced since the stream began.
@@ -225,16 +229,16 @@ impl Decoder {
             }
             indices.push(index);
         }
-        let key = indices[registered.key];
+        let keys: Vec<usize> = registered.keys.iter().map(|key| indices[*key]).collect();
         let key_ok = match replica_identity {
-            b'd' | b'i' => columns.iter().enumerate().all(|(i, c)| c.key == (i == key)),
+            b'd' | b'i' => columns.iter().enumerate().all(|(i, c)| c.key == keys.contains(&i)),
             b'f' => true,
             _ => false,
         };
         if !key_ok {
             return Err(drift("its primary key or replica identity changed".into()));
         }
-        Ok(Some(Mapping { table, columns: indices, key }))
+        Ok(Some(Mapping { table, columns: indices, keys }))
     }
 
     fn row(&self, mapping: &Mapping, tuple: TupleData) -> Result<Row, DecodeError> {
@@ -249,13 +253,15 @@ impl Decoder {
             .collect()
     }
 
-    fn key(&self, mapping: &Mapping, tuple: &TupleData) -> Result<Bytes, DecodeError> {
-        let column =
-            tuple.columns.get(mapping.key).ok_or_else(|| self.bad_row(mapping, "a row has too few columns"))?;
-        match self.datum(mapping, column)? {
-            Datum::Text(text) => Ok(text),
-            Datum::Null | Datum::Unchanged => Err(self.bad_row(mapping, "a change does not carry its row's key")),
-        }
+    fn key(&self, mapping: &Mapping, tuple: &TupleData) -> Result<Key, DecodeError> {
+        let text = |index: &usize| {
+            let column = tuple.columns.get(*index).ok_or_else(|| self.bad_row(mapping, "a row has too few columns"))?;
+            match self.datum(mapping, column)? {
+                Datum::Text(text) => Ok(text),
+                Datum::Null | Datum::Unchanged => Err(self.bad_row(mapping, "a change does not carry its row's key")),
+            }
+        };
+        mapping.keys.iter().map(text).collect()
     }
 
     fn datum(&self, mapping: &Mapping, column: &ColumnData) -> Result<Datum, DecodeError> {

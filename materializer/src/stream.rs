@@ -116,7 +116,7 @@ pub async fn follow(stream: Stream<'_>) -> Result<(), StreamError> {
 
     let encoders = encoding::encoders(&stream.registry)
         .map_err(|e| StoreError::integrity(format!("the configuration in force cannot be used: {e}")))?;
-    let keys = stream.registry.tables.iter().map(|t| t.key).collect();
+    let keys = stream.registry.tables.iter().map(|t| t.keys.clone()).collect();
     let careful = stream.progress.resume_lsn < stream.careful_until;
     let limits = if careful { Limits { transactions: 1, ..stream.limits } } else { stream.limits };
     let mut assembler = Assembler::new(encoders.clone(), keys, limits, stream.progress.boundary_lsn);
@@ -365,6 +365,9 @@ async fn write_batches(
             }
         };
         let TransactionEnd { commit_lsn, end_lsn, commit_time } = end;
+        if let Err(error) = writer.finish(&transaction).await {
+            return Err(failed(error, if Some(commit_lsn) == first { first } else { None }));
+        }
         let advance =
             Advance { boundary_lsn: commit_lsn, resume_lsn: end_lsn, commit_time, next_row_id: writer.next_row_id() };
         progress::advance(&transaction, epoch, advance).await?;

@@ -11,6 +11,7 @@ use tributary_shared::canonical::RowEncoder;
 use tributary_shared::encoding;
 use tributary_shared::registry::{Registry, Table};
 use tributary_shared::service::health::Health;
+use tributary_shared::store::assignment::AssignmentQueries;
 use tributary_shared::store::configuration::{self, Configuration};
 use tributary_shared::store::error::{Fate, StoreError};
 use tributary_shared::store::session::{self, Pool};
@@ -53,6 +54,8 @@ pub struct App {
 pub struct Served {
     /// What is stored.
     pub configuration: Configuration,
+    /// Assignments by a query.
+    pub assignments: AssignmentQueries,
     encoders: HashMap<i16, (usize, RowEncoder)>,
 }
 
@@ -146,7 +149,8 @@ impl App {
             .enumerate()
             .map(|(index, encoder)| (configuration.registry.tables[index].table_no, (index, encoder)))
             .collect();
-        let served = Arc::new(Served { configuration, encoders });
+        let assignments = AssignmentQueries::new(&configuration.registry);
+        let served = Arc::new(Served { configuration, assignments, encoders });
         let mut all = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         // Configurations change rarely; the ones before the last few are not asked for any more.
         if all.len() >= 8 {

@@ -69,7 +69,7 @@ async fn once(app: &App, user: &Identity, request: &ConnectRequest) -> Result<Ve
             &Delta::default(),
         ));
     }
-    let reconciled = gate::reconcile(&db, &opened, client_no, version, user.user.as_str()).await?;
+    let reconciled = gate::reconcile(&db, &opened, client_no, version, user).await?;
     let rebuild_all = matches!(action, Action::RebuildAll);
     let mut delta = Delta {
         added: reconciled.assigned.keys().filter(|id| !request.known_scopes.contains_key(*id)).cloned().collect(),

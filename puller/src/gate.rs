@@ -14,6 +14,7 @@ use tributary_shared::store::scope;
 use tributary_shared::token::{Bindings, Expected, Lineage};
 
 use crate::app::{App, Failure, Served, micros};
+use crate::auth::Identity;
 use crate::error::ApiError;
 
 /// The state that a request reads, all of one snapshot.
@@ -157,6 +158,27 @@ pub fn authenticate(
     Ok(authenticated)
 }
 
+/// Seconds until a client that has too many scopes asks again: only another configuration or other data helps.
+const TOO_MANY_SCOPES_RETRY: u32 = 60;
+
+/// The scopes that a user has, evaluated in the request's snapshot.
+pub async fn assigned(db: &Transaction<'_>, served: &Served, user: &Identity) -> Result<BTreeSet<String>, Failure> {
+    let user_id = user.user.as_str();
+    // A user whose id fits no scope id has no scope: no row can be in such a scope either.
+    let mut scopes: BTreeSet<String> =
+        served.registry().assignments.scopes(user_id).unwrap_or_default().into_iter().collect();
+    let claims = if served.assignments.reads_claims() { user.claims.to_string() } else { "{}".to_owned() };
+    match served.assignments.scopes(db, user_id, &claims).await? {
+        Ok(more) => scopes.extend(more),
+        Err(error) => {
+            tracing::error!(%error, "a request is refused: restrict the assignments of the configuration");
+            metrics::counter!("tributary_assignments_refused_total").increment(1);
+            return Err(ApiError::TemporaryUnavailable { retry_after: TOO_MANY_SCOPES_RETRY }.into());
+        }
+    }
+    Ok(scopes)
+}
+
 /// The assignment after a request reconciled it.
 pub struct Reconciled {
     /// Assigned scopes, in raw UTF-8 order of their ids.
@@ -172,16 +194,9 @@ pub async fn reconcile(
     opened: &Opened,
     client_no: i64,
     scope_set_version: i64,
-    user: &str,
+    user: &Identity,
 ) -> Result<Reconciled, Failure> {
-    let wanted = opened
-        .served
-        .registry()
-        .assignments
-        .scopes(user)
-        // A user whose id fits no scope id has no scope: no row can be in such a scope either.
-        .unwrap_or_default();
-    let wanted: BTreeSet<String> = wanted.into_iter().collect();
+    let wanted = assigned(db, &opened.served, user).await?;
     let had: BTreeSet<&String> = opened.scopes.values().filter(|s| s.assigned).map(|s| &s.scope_id).collect();
     let added: Vec<&str> = wanted.iter().filter(|id| !had.contains(id)).map(String::as_str).collect();
     let removed: Vec<i32> =

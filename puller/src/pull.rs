@@ -73,8 +73,7 @@ async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u
         return Err(ApiError::CapturePending { retry_after: 1 }.into());
     }
 
-    let reconciled =
-        gate::reconcile(&db, &opened, client.client_no, client.scope_set_version, user.user.as_str()).await?;
+    let reconciled = gate::reconcile(&db, &opened, client.client_no, client.scope_set_version, user).await?;
     let valid = valid_scopes(&presented, &reconciled);
     let page = page(&db, &opened, &valid, usize::from(request.limit)).await?;
 

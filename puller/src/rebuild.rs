@@ -151,7 +151,7 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) 
     let db = begin(&mut connection).await?;
     let opened = gate::open(app, &db, &request.client_id).await?;
     let client = opened.admit(user.user.as_str(), request.client_generation, &request.schema)?;
-    let assigned = opened.served.registry().assignments.scopes(user.user.as_str()).unwrap_or_default();
+    let assigned = gate::assigned(&db, &opened.served, user).await?;
     let scope =
         opened.scopes.get(request.scope.as_str()).filter(|scope| scope.assigned && assigned.contains(&scope.scope_id));
     let context = Context { app, db: &db, opened: &opened, client, user, request, accepted };

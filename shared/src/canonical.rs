@@ -121,6 +121,8 @@ pub struct RowEncoder {
     /// In UTF-8 order of field ids, as the row body wants them.
     fields: Vec<Plan>,
     key: usize,
+    /// Further columns of the key of a row that is never delivered, in key order.
+    more_keys: Vec<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -178,7 +180,21 @@ impl RowEncoder {
             })
             .collect();
         fields[key].field_type.nullable = false;
-        Ok(Self { prefix: IdentityPrefix::new(table_id, pk_field_id), fields, key })
+        Ok(Self { prefix: IdentityPrefix::new(table_id, pk_field_id), fields, key, more_keys: Vec::new() })
+    }
+
+    /// The same encoder for a key of several columns: these follow the first. Only for tables that are never delivered,
+    /// as a key on the wire has one field.
+    ///
+    /// # Errors
+    /// One of them is not among the fields.
+    pub fn with_more_keys(mut self, field_ids: &[&str]) -> Result<Self, EncoderError> {
+        for id in field_ids {
+            let index = self.fields.iter().position(|field| field.field_id == *id).ok_or(EncoderError::NoKey)?;
+            self.fields[index].field_type.nullable = false;
+            self.more_keys.push(index);
+        }
+        Ok(self)
     }
 
     /// The octets that identities of this table's rows begin with.
@@ -193,6 +209,21 @@ impl RowEncoder {
     pub fn key_octets(&self, source: FieldSource<'_>) -> Result<Vec<u8>, FieldError> {
         let mut octets = Vec::with_capacity(32);
         self.fields[self.key].value(source)?.write_octets(&mut octets);
+        Ok(octets)
+    }
+
+    /// The `typed_value` octets of all key columns, in key order: each says where it ends, so that different keys give
+    /// different octets.
+    ///
+    /// # Errors
+    /// A column is null, missing, or has no canonical form.
+    pub fn key_octets_of<'a>(&self, sources: impl IntoIterator<Item = FieldSource<'a>>) -> Result<Vec<u8>, FieldError> {
+        let mut octets = Vec::with_capacity(32);
+        let mut sources = sources.into_iter();
+        for plan in std::iter::once(self.key).chain(self.more_keys.iter().copied()).map(|key| &self.fields[key]) {
+            let source = sources.next().ok_or_else(|| plan.refused(ValueError::Missing))?;
+            plan.value(source)?.write_octets(&mut octets);
+        }
         Ok(octets)
     }
 

@@ -20,7 +20,7 @@ fn encoder(table: &Table) -> Result<RowEncoder, EncoderError> {
         .columns
         .iter()
         .enumerate()
-        .filter(|(index, column)| column.delivered || *index == table.key)
+        .filter(|(index, column)| column.delivered || table.keys.contains(index))
         .map(|(index, column)| EncodedField {
             field_id: column.field_id.clone(),
             field_type: FieldType {
@@ -32,7 +32,8 @@ fn encoder(table: &Table) -> Result<RowEncoder, EncoderError> {
             column: index,
         })
         .collect();
-    RowEncoder::new(&table.id, &table.key_column().field_id, fields)
+    let more: Vec<&str> = table.keys.iter().skip(1).map(|key| table.columns[*key].field_id.as_str()).collect();
+    RowEncoder::new(&table.id, &table.key_column().field_id, fields)?.with_more_keys(&more)
 }
 
 /// The manifest of a registry: `newest`, the newest published one, when nothing differs, else its successor.
@@ -59,7 +60,7 @@ pub fn is_as_captured(encoder: &RowEncoder, table: &Table, schema_hash: &[u8; 32
         sources.push(raw.map_or(FieldSource::Null, FieldSource::Wire));
     }
     // A field that is missing would pass for a null one.
-    let expected = table.columns.iter().enumerate().filter(|(i, c)| c.delivered || *i == table.key).count();
+    let expected = table.columns.iter().enumerate().filter(|(i, c)| c.delivered || table.keys.contains(i)).count();
     if delivered != expected || fields.len() != expected {
         return false;
     }

@@ -132,6 +132,11 @@ impl Template {
         self.literals.len() - 1
     }
 
+    /// The literal texts around the values: one more than there are values.
+    pub fn literals(&self) -> &[String] {
+        &self.literals
+    }
+
     /// The text before the first value.
     pub fn prefix(&self) -> &str {
         self.literals.first().map_or("", String::as_str)

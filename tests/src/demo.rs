@@ -37,6 +37,8 @@ pub fn run(ready: &Ready, out: &mut impl Write) -> anyhow::Result<()> {
         "begin;
          insert into users (id, name, email) values ('{user}', 'Demo', '{user}@example.org');
          insert into projects (name, owner_id) values ('Demo', '{user}');
+         insert into members (project_id, user_id, role)
+             select id, '{user}', 'owner' from projects where owner_id = '{user}';
          insert into tasks (project_id, assignee_id, title)
              select (select max(id) from projects where owner_id = '{user}'), '{user}', 'Demo task ' || n
              from generate_series(1, {TASKS}) n;
@@ -102,7 +104,7 @@ pub fn run(ready: &Ready, out: &mut impl Write) -> anyhow::Result<()> {
     writeln!(out, "6. Digests: the server's, the client's own of its rows, and the rows that SELECT gives")?;
     let page = client.pull_page(PAGE)?;
     let checksums = page.body.get("checksums").context("the last page was not the terminal one")?;
-    for ScopeContent { scope, table, from } in sample::scopes(&user) {
+    for ScopeContent { scope, table, from } in sample::scopes(&source, &user)? {
         let digest = hex(&client.scope_digest(&scope)?);
         let server = checksums.get(&scope).and_then(|checksum| checksum.get("digest")?.as_text());
         if server != Some(&digest) {
@@ -122,7 +124,7 @@ fn rebuild(
     scope: &str,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
-    let known = sample::scopes(user).into_iter().find(|content| content.scope == scope);
+    let known = sample::scopes(source, user)?.into_iter().find(|content| content.scope == scope);
     let from = known.context("a scope that is not of the sample application")?.from;
     let total = source.number(&format!("select count(*) from {from}"))?;
     let bar = progress_bar(total.unsigned_abs(), scope);

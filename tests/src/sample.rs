@@ -3,6 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
+
+use crate::database::Database;
+
 const SCHEMA: &str = include_str!("../../deploy/sample/schema.sql");
 const SEED: &str = include_str!("../../deploy/sample/seed.sql");
 const CONFIG: &str = include_str!("../../deploy/sample/sync.yaml");
@@ -43,7 +47,10 @@ pub struct ScopeContent {
 }
 
 /// The scopes that the sample's configuration assigns to a user, written down a second time, in SQL.
-pub fn scopes(user: &str) -> Vec<ScopeContent> {
+///
+/// # Errors
+/// The source cannot be asked.
+pub fn scopes(source: &Database, user: &str) -> anyhow::Result<Vec<ScopeContent>> {
     let of_user = |prefix: &str, table: &'static str, condition: &str| ScopeContent {
         scope: format!("{prefix}:{user}"),
         table,
@@ -51,7 +58,7 @@ pub fn scopes(user: &str) -> Vec<ScopeContent> {
     };
     let mut tasks = of_user("tasks_user", "tasks", "assignee_id");
     tasks.from.push_str(" and not archived");
-    vec![
+    let mut scopes = vec![
         of_user("profile", "users", "id"),
         of_user("projects_user", "projects", "owner_id"),
         of_user("memberships_user", "members", "user_id"),
@@ -63,5 +70,16 @@ pub fn scopes(user: &str) -> Vec<ScopeContent> {
             table: "templates",
             from: "templates where published".to_owned(),
         },
-    ]
+    ];
+    for row in source.texts(&format!("select project_id from members where user_id = '{user}'"))? {
+        let project = row.into_iter().next().flatten().context("a membership without a project")?;
+        scopes.push(ScopeContent {
+            scope: format!("project:{project}"),
+            table: "comments",
+            from: format!(
+                "comments where task_id in (select id from tasks where project_id = {project} and not archived)"
+            ),
+        });
+    }
+    Ok(scopes)
 }

@@ -32,7 +32,7 @@ fn assembler(limits: Limits) -> Assembler {
         field("big", PortableType::String, 2),
     ];
     let encoder = RowEncoder::new("t", "id", fields).expect("a table");
-    Assembler::new(vec![encoder], vec![0], limits, Lsn::ZERO)
+    Assembler::new(vec![encoder], vec![vec![0]], limits, Lsn::ZERO)
 }
 
 fn text(text: &str) -> Datum {
@@ -56,11 +56,11 @@ fn update(id: i32, v: &str, big: Option<&str>) -> Change {
 }
 
 fn rename(from: i32, to: i32, v: &str, big: Option<&str>) -> Change {
-    Change::Update { table: 0, old_key: Some(Bytes::from(from.to_string())), row: row(to, v, big) }
+    Change::Update { table: 0, old_key: Some(vec![Bytes::from(from.to_string())]), row: row(to, v, big) }
 }
 
 fn delete(id: i32) -> Change {
-    Change::Delete { table: 0, key: Bytes::from(id.to_string()) }
+    Change::Delete { table: 0, key: vec![Bytes::from(id.to_string())] }
 }
 
 fn transaction(assembler: &mut Assembler, commit: u64, changes: Vec<Change>) {
@@ -121,7 +121,7 @@ fn a_changed_key_is_a_delete_and_an_insert_of_one_event_in_key_order() {
 fn a_key_that_is_toasted_itself_comes_from_the_old_tuple() {
     let mut assembler = assembler(LIMITS);
     let row = vec![Datum::Unchanged, text("a"), Datum::Unchanged];
-    let change = Change::Update { table: 0, old_key: Some(Bytes::from_static(b"5")), row };
+    let change = Change::Update { table: 0, old_key: Some(vec![Bytes::from_static(b"5")]), row };
     transaction(&mut assembler, 10, vec![change]);
     let batch = assembler.take();
     assert_eq!(batch.tables[0].rows.len(), 1);

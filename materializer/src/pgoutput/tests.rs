@@ -128,7 +128,7 @@ fn updates_tell_unchanged_from_null_and_carry_an_old_key() {
     assert_eq!(decoder.decode(plain), Ok(Some(Change::Update { table: 0, old_key: None, row })));
     let keyed = row_message(b'U', &[(b'K', &["1", "null", "null"]), (b'N', &["2", "a", "null"])]);
     let row = vec![text("2"), text("a"), Datum::Null];
-    let old_key = Some(Bytes::from_static(b"1"));
+    let old_key = Some(vec![Bytes::from_static(b"1")]);
     assert_eq!(decoder.decode(keyed), Ok(Some(Change::Update { table: 0, old_key, row })));
 }
 
@@ -136,7 +136,7 @@ fn updates_tell_unchanged_from_null_and_carry_an_old_key() {
 fn deletes_and_truncates() {
     let mut decoder = announced(&[ID, V, N]);
     let delete = row_message(b'D', &[(b'K', &["1", "null", "null"])]);
-    assert_eq!(decoder.decode(delete), Ok(Some(Change::Delete { table: 0, key: Bytes::from_static(b"1") })));
+    assert_eq!(decoder.decode(delete), Ok(Some(Change::Delete { table: 0, key: vec![Bytes::from_static(b"1")] })));
     let mut truncate = vec![b'T'];
     truncate.extend(1u32.to_be_bytes());
     truncate.push(0);

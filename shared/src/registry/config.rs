@@ -7,7 +7,7 @@ use super::name::RelationName;
 use super::yaml::{Located, Reader, line};
 use super::{Problem, is_reserved};
 use crate::portable::PortableType;
-use crate::rule::{ParsedExpression, RuleQuery};
+use crate::rule::{AssignmentQuery, FromClause, ParsedExpression, RuleQuery};
 use crate::template::{MAX_SCOPE_ID_CHARACTERS, Template};
 
 /// Bound of scopes for a row of a rule that names none.
@@ -82,8 +82,12 @@ pub struct ScopeConfig {
 pub struct AssignmentConfig {
     /// The scope template.
     pub scope: Located<String>,
-    /// The template, read; its values are all the user id.
+    /// The template, read; without a query its values are all the user id.
     pub template: Template,
+    /// The names of the template's values.
+    pub names: Vec<String>,
+    /// The query, read, and the line that it stands on.
+    pub query: Option<Located<AssignmentQuery>>,
 }
 
 impl SyncConfig {
@@ -137,11 +141,19 @@ impl SyncConfig {
         self.tables.iter().map(|table| table.relation.value.clone()).collect()
     }
 
-    /// The table that a rule reads.
+    /// The table whose rows a rule delivers.
     pub(super) fn target(&self, scope: &ScopeConfig) -> Result<&TableConfig, String> {
-        let relation = scope.query.target(self.tables.iter().map(|table| &table.relation.value))?;
-        let table = self.tables.iter().find(|table| table.relation.value == *relation);
-        table.ok_or_else(|| format!("table {relation} is not among the configured tables"))
+        Ok(self.tables_of(scope.query.from())?[scope.query.target()])
+    }
+
+    /// The tables of a query, in the order of its FROM.
+    pub(super) fn tables_of(&self, from: &FromClause) -> Result<Vec<&TableConfig>, String> {
+        let relations = from.relations(self.tables.iter().map(|table| &table.relation.value))?;
+        let table = |relation: &RelationName| {
+            let table = self.tables.iter().find(|table| table.relation.value == *relation);
+            table.ok_or_else(|| format!("table {relation} is not among the configured tables"))
+        };
+        relations.into_iter().map(table).collect()
     }
 
     fn cross_check(&self, reader: &mut Reader) {
@@ -172,7 +184,7 @@ impl SyncConfig {
                 }
                 Ok(_) => {}
             }
-            if let Err(problem) = scope.query.column_names(&scope.values) {
+            if let Err(problem) = scope.query.names(&scope.values) {
                 reader.problem(scope.rows.line, format!("rows or scope: {problem}"));
             }
             let same = |other: &&ScopeConfig| other.scope.value == scope.scope.value && other.query == scope.query;
@@ -181,7 +193,17 @@ impl SyncConfig {
             }
         }
         for (number, assignment) in self.assignments.iter().enumerate() {
-            let same = |other: &&AssignmentConfig| other.template == assignment.template;
+            if let Some(query) = &assignment.query {
+                if let Err(reason) = self.tables_of(query.value.from()) {
+                    reader.problem(query.line, format!("for: {reason}"));
+                }
+                if let Err(problem) = query.value.names() {
+                    reader.problem(query.line, format!("for: {problem}"));
+                }
+            }
+            let query = |other: &AssignmentConfig| other.query.as_ref().map(|query| query.value.clone());
+            let same =
+                |other: &&AssignmentConfig| other.template == assignment.template && query(other) == query(assignment);
             if let Some(earlier) = self.assignments[..number].iter().find(same) {
                 reader.problem(
                     assignment.scope.line,
@@ -311,16 +333,28 @@ fn scope(reader: &mut Reader, node: &Node) -> Option<ScopeConfig> {
 
 fn assignment(reader: &mut Reader, node: &Node) -> Option<AssignmentConfig> {
     let mapping = reader.mapping(node, "an assignment", &["scope", "for"])?;
-    if let Some(query) = mapping.get_node("for") {
-        reader.problem(line(query), "for: assignments by a query are not supported yet");
-    }
     let scope = required(reader, mapping, "an assignment", "scope", line(node))?;
-    let user_id =
-        |name: &str| if name == "user_id" { Ok(()) } else { Err(format!("{name} is unknown; known is user_id")) };
-    match Template::parse(&scope.value, user_id) {
-        Ok((template, _)) => Some(AssignmentConfig { scope, template }),
-        // The query's own columns stand in the template too: they are no second problem.
-        Err(_) if mapping.get_node("for").is_some() => None,
+    let query = match mapping.get_node("for") {
+        None => None,
+        Some(node) => {
+            let text = reader.text(node, "for")?;
+            match AssignmentQuery::parse(&text.value) {
+                Ok(value) => Some(Located { line: text.line, value }),
+                Err(problem) => {
+                    reader.problem(text.line, format!("for: {problem}"));
+                    return None;
+                }
+            }
+        }
+    };
+    let name = |name: &str| match &query {
+        Some(query) if query.value.has_output(name) => Ok(name.to_owned()),
+        Some(_) => Err(format!("{name} is not a column that the query selects")),
+        None if name == "user_id" => Ok(name.to_owned()),
+        None => Err(format!("{name} is unknown; known is user_id")),
+    };
+    match Template::parse(&scope.value, name) {
+        Ok((template, names)) => Some(AssignmentConfig { scope, template, names, query }),
         Err(error) => {
             reader.problem(scope.line, error.to_string());
             None

@@ -21,7 +21,9 @@ impl Registry {
             table_id: table.id.clone(),
             relation_id: table.relation.to_string(),
             name: table.relation.name().to_owned(),
-            composition: if self.rules_of(table.table_no).count() > 1 {
+            composition: if self.rules_of(table.table_no).count() > 1
+                || self.rules_of(table.table_no).any(crate::rule::Rule::has_joins)
+            {
                 manifest::Composition::MultiScope
             } else {
                 manifest::Composition::SingleScope

@@ -23,7 +23,7 @@ use self::name::MAX_IDENTIFIER_OCTETS;
 pub use self::name::{NameError, RelationName};
 pub use self::yaml::Located;
 use crate::portable::PortableType;
-use crate::rule::Rule;
+use crate::rule::{Assignment, Rule};
 use crate::template::{ScopeIdError, Template};
 
 /// The schema of the projections.
@@ -87,8 +87,8 @@ pub struct Table {
     pub capture_only: bool,
     /// The captured columns in `attnum` order: delivered ones, those that rules read, and the key.
     pub columns: Vec<Column>,
-    /// The key, an index of `columns`.
-    pub key: usize,
+    /// The key in its own order, as indices of `columns`; one, but of a capture-only table.
+    pub keys: Vec<usize>,
     /// Columns of a row's life, as indices of `columns`.
     pub lifecycle: Lifecycle,
 }
@@ -126,14 +126,19 @@ pub struct Column {
     pub writable: bool,
     /// It is a field on the wire.
     pub delivered: bool,
-    /// Rules read it: the projection keeps it as a typed column.
+    /// Rules or assignments read it: the projection keeps it as a typed column.
     pub stored: bool,
+    /// Rules or assignments look rows up by it: the projection has an index on it.
+    pub indexed: bool,
 }
 
 /// Which scopes a user has.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Assignments {
+    /// The user's id is each value.
     templates: Vec<Template>,
+    #[serde(default)]
+    queries: Vec<Assignment>,
 }
 
 impl Registry {
@@ -169,9 +174,9 @@ impl Column {
 }
 
 impl Table {
-    /// The key column.
+    /// The key column, of a synced table.
     pub fn key_column(&self) -> &Column {
-        &self.columns[self.key]
+        &self.columns[self.keys[0]]
     }
 
     /// The table of the relation's projection.
@@ -181,11 +186,16 @@ impl Table {
 }
 
 impl Assignments {
-    pub(crate) fn new(templates: Vec<Template>) -> Self {
-        Self { templates }
+    pub(crate) fn new(templates: Vec<Template>, queries: Vec<Assignment>) -> Self {
+        Self { templates, queries }
     }
 
-    /// The scopes of a user: different ones, in raw UTF-8 order.
+    /// Assignments by a query, to be evaluated in the request's snapshot.
+    pub fn queries(&self) -> &[Assignment] {
+        &self.queries
+    }
+
+    /// The scopes of a user by assignments without a query: different ones, in raw UTF-8 order.
     ///
     /// # Errors
     /// The user id is too long for a scope id: no row can be in such a scope.
@@ -251,7 +261,7 @@ mod tests {
     fn a_users_scopes_are_sorted_and_different() {
         let template = |text: &str| Template::parse(text, |_| Ok::<(), ()>(())).expect(text).0;
         let assignments =
-            Assignments::new(vec![template("z"), template("user:{u}"), template("user:{u}"), template("Z:é")]);
+            Assignments::new(vec![template("z"), template("user:{u}"), template("user:{u}"), template("Z:é")], vec![]);
         assert_eq!(assignments.scopes("a:b"), Ok(vec!["Z:é".to_owned(), "user:a%3Ab".to_owned(), "z".to_owned()]));
         assert_eq!(assignments.scopes(&"x".repeat(251)), Err(ScopeIdError::TooLong));
         assert_eq!(Assignments::default().scopes("a"), Ok(vec![]));

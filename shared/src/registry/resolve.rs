@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::catalog::{Catalog, CatalogColumn, CatalogRelation, Persistence, PrimaryKey, RelationKind, ReplicaIdentity};
-use super::config::{ScopeConfig, SyncConfig, TableConfig};
+use super::catalog::{
+    Catalog, CatalogColumn, CatalogRelation, ColumnType, Persistence, PrimaryKey, RelationKind, ReplicaIdentity,
+    TypeClass,
+};
+use super::config::{AssignmentConfig, ScopeConfig, SyncConfig, TableConfig};
 use super::yaml::Located;
 use super::{Assignments, Column, Lifecycle, Problem, Registry, RelationName, Table, Warning, is_reserved};
 use crate::portable::PortableType;
-use crate::rule::{Rule, RuleSource};
+use crate::rule::{Assignment, FromClause, Named, Rule, RuleSource, SqlProblem};
 
 /// PostgreSQL 14.
 const OLDEST_SERVER: u32 = 140_000;
@@ -22,7 +25,14 @@ impl Registry {
         catalog: &Catalog,
         previous: Option<&Self>,
     ) -> Result<(Self, Vec<Warning>), Vec<Problem>> {
-        let mut resolver = Resolver { config, catalog, problems: Vec::new(), warnings: Vec::new() };
+        let mut resolver = Resolver {
+            config,
+            catalog,
+            problems: Vec::new(),
+            warnings: Vec::new(),
+            lookups: Vec::new(),
+            refused: BTreeSet::new(),
+        };
         let registry = resolver.registry(previous);
         let Resolver { mut problems, mut warnings, .. } = resolver;
         problems.sort();
@@ -37,6 +47,10 @@ struct Resolver<'a> {
     catalog: &'a Catalog,
     problems: Vec<Problem>,
     warnings: Vec<Warning>,
+    /// Columns by which rows are looked up.
+    lookups: Vec<(RelationName, usize)>,
+    /// Queries that are refused by their columns, by their lines: they are not bound.
+    refused: BTreeSet<usize>,
 }
 
 impl Resolver<'_> {
@@ -54,9 +68,20 @@ impl Resolver<'_> {
         }
         let config = self.config;
         let mut read: BTreeMap<&RelationName, BTreeSet<&str>> = BTreeMap::new();
-        for scope in &config.scopes {
-            if let (Ok(table), Ok(names)) = (config.target(scope), scope.query.column_names(&scope.values)) {
-                read.entry(&table.relation.value).or_default().extend(names);
+        let rules = config.scopes.iter().map(|scope| {
+            (format!("rule {}", scope.scope.value), scope.line, scope.query.from(), scope.query.names(&scope.values))
+        });
+        let queries = config.assignments.iter().filter_map(|assignment| {
+            let query = assignment.query.as_ref()?;
+            let what = format!("assignment {}", assignment.scope.value);
+            Some((what, query.line, query.value.from(), query.value.names()))
+        });
+        for (what, line, from, names) in rules.chain(queries) {
+            let (Ok(tables), Ok(names)) = (config.tables_of(from), names) else { continue };
+            for named in names {
+                if let Some((relation, column)) = self.column(&what, line, &tables, named) {
+                    read.entry(relation).or_default().insert(column);
+                }
             }
         }
         let mut next_table_no = previous.map_or(1, |previous| previous.next_table_no);
@@ -81,9 +106,48 @@ impl Resolver<'_> {
             rules.extend(self.rule(scope, &tables));
         }
         self.check_use();
-        let assignments =
-            Assignments::new(config.assignments.iter().map(|assignment| assignment.template.clone()).collect());
+        let (queries, plain): (Vec<&AssignmentConfig>, Vec<&AssignmentConfig>) =
+            config.assignments.iter().partition(|assignment| assignment.query.is_some());
+        let templates = plain.into_iter().map(|assignment| assignment.template.clone()).collect();
+        let queries = queries.into_iter().filter_map(|assignment| self.assignment(assignment, &tables)).collect();
+        let assignments = Assignments::new(templates, queries);
+        for (relation, column) in std::mem::take(&mut self.lookups) {
+            for table in tables.iter_mut().filter(|table| table.relation == relation) {
+                table.columns[column].indexed = is_indexable(&table.columns[column].type_info);
+            }
+        }
         Registry { tables, rules, assignments, next_table_no }
+    }
+
+    /// The column that a query names, by the catalog: a name without a table must be of one of them alone.
+    fn column<'n>(
+        &mut self,
+        what: &str,
+        line: usize,
+        tables: &[&'n TableConfig],
+        named: Named<'n>,
+    ) -> Option<(&'n RelationName, &'n str)> {
+        let catalog = self.catalog;
+        let of = |index: usize| catalog.relations.iter().find(|other| other.name == tables[index].relation.value);
+        let has = |index: &usize| of(*index).is_some_and(|relation| relation.column(named.name).is_some());
+        let found: Vec<usize> = match named.table {
+            Some(table) => vec![table],
+            None => (0..tables.len()).filter(has).collect(),
+        };
+        let reason = match found.as_slice() {
+            [index] => match of(*index).and_then(|relation| relation.column(named.name)) {
+                Some(column) if column.generated => {
+                    format!("column {} is generated, and PostgreSQL leaves such columns out of the stream", named.name)
+                }
+                // One that does not exist is reported where the query is bound.
+                _ => return Some((&tables[*index].relation.value, named.name)),
+            },
+            [] => return None,
+            _ => format!("column {} is of several tables of FROM: write its table too", named.name),
+        };
+        self.problem(line, format!("{what}: {}", SqlProblem::at(named.at, reason)));
+        self.refused.insert(line);
+        None
     }
 
     /// Tables, rules and assignments that have no effect.
@@ -136,8 +200,9 @@ impl Resolver<'_> {
         if !relation.readable {
             self.warning(line, format!("this role may not read relation {name}"));
         }
-        let key = self.key(table, relation)?;
-        self.check_names(table, relation, key);
+        let keys = self.key(table, relation)?;
+        let is_key = |name: &str| keys.iter().any(|key| key.name == name);
+        self.check_names(table, relation, &keys);
         let fields = self.fields(table, relation);
         let types: BTreeMap<&str, (usize, PortableType)> =
             table.types.iter().map(|(column, portable)| (column.value.as_str(), (column.line, *portable))).collect();
@@ -146,8 +211,8 @@ impl Resolver<'_> {
         for column in &relation.columns {
             let stored = read.contains(column.name.as_str());
             let delivered = !table.capture_only && fields.contains(column.name.as_str());
-            let captured = fields.contains(column.name.as_str()) || stored || column.name == key.name;
-            if !captured || (column.generated && column.name != key.name) {
+            let captured = fields.contains(column.name.as_str()) || stored || is_key(&column.name);
+            if !captured || (column.generated && !is_key(&column.name)) {
                 continue;
             }
             if is_reserved(&column.name) {
@@ -163,17 +228,17 @@ impl Resolver<'_> {
                 field_id: column.name.clone(),
                 type_info: column.type_info.clone(),
                 portable,
-                nullable: !column.not_null && column.name != key.name,
+                nullable: !column.not_null && !is_key(&column.name),
                 precision: decimal.map(|(precision, _)| precision),
                 scale: decimal.map(|(_, scale)| scale),
-                writable: column.name != key.name
-                    && !column.identity_always
-                    && !read_only.contains(column.name.as_str()),
+                writable: !is_key(&column.name) && !column.identity_always && !read_only.contains(column.name.as_str()),
                 delivered,
                 stored,
+                indexed: false,
             });
         }
-        let key_index = columns.iter().position(|column| column.name == key.name)?;
+        let keys: Option<Vec<usize>> =
+            keys.iter().map(|key| columns.iter().position(|column| column.name == key.name)).collect();
         let lifecycle = Lifecycle {
             created_at: self.moment(table.lifecycle.created_at.as_ref(), "created_at", &columns),
             updated_at: self.moment(table.lifecycle.updated_at.as_ref(), "updated_at", &columns),
@@ -185,13 +250,13 @@ impl Resolver<'_> {
             id: table.id.value.clone(),
             capture_only: table.capture_only,
             columns,
-            key: key_index,
+            keys: keys?,
             lifecycle,
         })
     }
 
-    /// The one key column.
-    fn key<'c>(&mut self, table: &TableConfig, relation: &'c CatalogRelation) -> Option<&'c CatalogColumn> {
+    /// The key columns: one, or of a capture-only table any number.
+    fn key<'c>(&mut self, table: &TableConfig, relation: &'c CatalogRelation) -> Option<Vec<&'c CatalogColumn>> {
         let name = &table.relation.value;
         let line = table.relation.line;
         let Some(PrimaryKey { columns, deferrable }) = &relation.primary_key else {
@@ -199,7 +264,7 @@ impl Resolver<'_> {
             return None;
         };
         let mut fit = true;
-        if columns.len() != 1 {
+        if columns.len() != 1 && !table.capture_only {
             let message = format!("relation {name} has a primary key of {} columns: it must have one", columns.len());
             self.problem(line, message);
             fit = false;
@@ -214,7 +279,8 @@ impl Resolver<'_> {
         let bad_identity = match &relation.replica_identity {
             ReplicaIdentity::Default | ReplicaIdentity::Full => None,
             ReplicaIdentity::Index(index) => {
-                (index != columns).then_some("is an index on other columns than the primary key")
+                let differs = index.iter().collect::<BTreeSet<_>>() != columns.iter().collect::<BTreeSet<_>>();
+                differs.then_some("is an index on other columns than the primary key")
             }
             ReplicaIdentity::Nothing => Some("is NOTHING"),
         };
@@ -222,24 +288,25 @@ impl Resolver<'_> {
             self.problem(line, format!("relation {name}: its replica identity {reason}; set it to DEFAULT"));
             fit = false;
         }
-        let key = columns.first().and_then(|attnum| relation.columns.iter().find(|column| column.attnum == *attnum))?;
-        if key.generated {
+        let column = |attnum: &i16| relation.columns.iter().find(|column| column.attnum == *attnum);
+        let keys: Vec<&CatalogColumn> = columns.iter().map(column).collect::<Option<_>>()?;
+        if let Some(key) = keys.iter().find(|key| key.generated) {
             self.problem(
                 line,
                 format!("relation {name}: its key {} is a generated column, which is not in the stream", key.name),
             );
             fit = false;
         }
-        fit.then_some(key)
+        (fit && !keys.is_empty()).then_some(keys)
     }
 
     /// Every column that the table's entry names must exist and be delivered.
-    fn check_names(&mut self, table: &TableConfig, relation: &CatalogRelation, key: &CatalogColumn) {
+    fn check_names(&mut self, table: &TableConfig, relation: &CatalogRelation, keys: &[&CatalogColumn]) {
         let name = &table.relation.value;
         let listed = |column: &str| {
             table.columns.as_ref().is_none_or(|columns| columns.iter().any(|listed| listed.value == column))
         };
-        if !listed(&key.name) && !table.capture_only {
+        if let Some(key) = keys.iter().find(|key| !listed(&key.name)).filter(|_| !table.capture_only) {
             let line = table.columns.iter().flatten().next().map_or(table.line, |column| column.line);
             self.problem(line, format!("columns of {name} lack its key {}", key.name));
         }
@@ -342,23 +409,18 @@ impl Resolver<'_> {
         found
     }
 
+    /// The tables of a query; `None` when one is refused itself, and not once more for each that reads it.
+    fn tables_of<'t>(&self, from: &FromClause, tables: &'t [Table]) -> Option<Vec<&'t Table>> {
+        let configured = self.config.tables_of(from).ok()?;
+        configured.iter().map(|table| tables.iter().find(|other| other.relation == table.relation.value)).collect()
+    }
+
+    fn look_up(&mut self, found: Vec<(usize, usize)>, tables: &[&Table]) {
+        self.lookups.extend(found.into_iter().map(|(table, column)| (tables[table].relation.clone(), column)));
+    }
+
     fn rule(&mut self, scope: &ScopeConfig, tables: &[Table]) -> Option<Rule> {
-        let relation = &self.config.target(scope).ok()?.relation.value;
-        // A table that is refused itself is not refused once more for each of its rules.
-        let table = tables.iter().find(|table| table.relation == *relation)?;
-        let generated = |name: &str| {
-            let relation = self.catalog.relations.iter().find(|other| other.name == *relation);
-            relation.and_then(|relation| relation.column(name)).is_some_and(|column| column.generated)
-        };
-        let names = scope.query.column_names(&scope.values).unwrap_or_default();
-        if let Some(name) = names.into_iter().find(|name| generated(name)) {
-            let message = format!(
-                "rule {}: column {name} is generated, and PostgreSQL leaves such columns out of the stream",
-                scope.scope.value
-            );
-            self.problem(scope.line, message);
-            return None;
-        }
+        let tables = self.tables_of(scope.query.from(), tables).filter(|_| !self.refused.contains(&scope.line))?;
         let source = RuleSource {
             scope: &scope.scope.value,
             rows: &scope.rows.value,
@@ -367,9 +429,13 @@ impl Resolver<'_> {
             values: &scope.values,
             query: &scope.query,
         };
-        match Rule::bind(source, table) {
-            Ok(rule) => Some(rule),
+        match Rule::bind(source, &tables) {
+            Ok(rule) => {
+                self.look_up(scope.query.lookups(&tables), &tables);
+                Some(rule)
+            }
             Err(problems) => {
+                let relation = &tables[scope.query.target()].relation;
                 for problem in problems {
                     self.problem(scope.line, format!("rule {} over {relation}: {problem}", scope.scope.value));
                 }
@@ -377,6 +443,30 @@ impl Resolver<'_> {
             }
         }
     }
+
+    fn assignment(&mut self, assignment: &AssignmentConfig, tables: &[Table]) -> Option<Assignment> {
+        let query = assignment.query.as_ref()?;
+        let tables = self.tables_of(query.value.from(), tables).filter(|_| !self.refused.contains(&query.line))?;
+        match Assignment::bind(assignment.template.clone(), &assignment.names, &query.value, &tables) {
+            Ok(bound) => {
+                self.look_up(query.value.lookups(&tables), &tables);
+                Some(bound)
+            }
+            Err(problems) => {
+                for problem in problems {
+                    self.problem(query.line, format!("assignment {}: {problem}", assignment.scope.value));
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Whether a B-tree on a column serves equality.
+fn is_indexable(type_info: &ColumnType) -> bool {
+    const TYPES: [u32; 21] =
+        [17, 18, 19, 20, 21, 23, 25, 26, 700, 701, 829, 869, 1042, 1043, 1082, 1083, 1114, 1184, 1186, 1700, 2950];
+    type_info.class == TypeClass::Enum || (type_info.class == TypeClass::Builtin && TYPES.contains(&type_info.base_oid))
 }
 
 /// Why a relation cannot be followed at all.

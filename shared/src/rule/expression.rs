@@ -7,15 +7,16 @@ use std::ops::{ControlFlow, Range};
 use serde::{Deserialize, Serialize};
 use sqlparser::ast::{
     AccessExpr, ArrayElemTypeDef, BinaryOperator, CastKind, DataType, Expr, Ident, InTarget, ObjectName,
-    ObjectNamePart, Query, Spanned, Value, Visit, Visitor,
+    ObjectNamePart, Query, Spanned, Value, Visit, Visitor, visit_expressions,
 };
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer};
 
 use super::SqlProblem;
-use crate::registry::Column;
+use super::from::FromClause;
 use crate::registry::catalog::{Collation, TypeClass};
+use crate::registry::{Column, Table};
 
 /// An expression as it was read, its columns not yet looked up.
 #[derive(Clone, PartialEq, Debug)]
@@ -24,6 +25,7 @@ pub struct ParsedExpression {
     range: Range<usize>,
     tree: Expr,
     columns: Vec<ColumnReference>,
+    parameters: Vec<(Range<usize>, Reference)>,
     /// Offsets of columns that are only compared with labels, tested for null or taken as text.
     text_only: BTreeSet<usize>,
     /// Offsets of columns of which only equality is asked, or less.
@@ -38,16 +40,19 @@ pub(crate) struct ColumnReference {
     at: Location,
 }
 
-/// How a rule's `FROM` names its table.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Qualifier {
-    /// The name's parts: an alias, a table, or a schema and a table.
-    pub parts: Vec<String>,
-    /// An alias hides the table's own name.
-    pub aliased: bool,
+/// What stands in an expression in place of a value.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reference {
+    /// A column: the index of its table in FROM, and its index in that table.
+    Column(usize, usize),
+    /// `:user_id`, of an assignment.
+    UserId,
+    /// `:claims`, of an assignment.
+    Claims,
 }
 
-/// An expression over a table's columns, ready to stand in a query.
+/// An expression over the columns of a query's tables, ready to stand in a query.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SqlExpression {
     parts: Vec<SqlPart>,
@@ -57,27 +62,34 @@ pub struct SqlExpression {
 #[serde(rename_all = "snake_case")]
 enum SqlPart {
     Text(String),
-    /// An index of the table's columns.
-    Column(usize),
+    Reference(Reference),
 }
 
 impl SqlExpression {
-    /// The SQL text, with `column` naming each column.
-    pub fn render(&self, column: impl Fn(usize) -> String) -> String {
+    /// The SQL text, with `name` naming what it refers to.
+    pub fn render(&self, name: impl Fn(Reference) -> String) -> String {
         self.parts
             .iter()
             .map(|part| match part {
                 SqlPart::Text(text) => text.clone(),
-                SqlPart::Column(index) => column(*index),
+                SqlPart::Reference(reference) => name(*reference),
             })
             .collect()
     }
 
-    /// The columns that the expression reads.
-    pub fn columns(&self) -> impl Iterator<Item = usize> {
+    /// What the expression refers to.
+    pub fn references(&self) -> impl Iterator<Item = Reference> {
         self.parts.iter().filter_map(|part| match part {
-            SqlPart::Column(index) => Some(*index),
+            SqlPart::Reference(reference) => Some(*reference),
             SqlPart::Text(_) => None,
+        })
+    }
+
+    /// The columns that the expression reads: table of FROM, column of the table.
+    pub fn columns(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.references().filter_map(|reference| match reference {
+            Reference::Column(table, column) => Some((table, column)),
+            Reference::UserId | Reference::Claims => None,
         })
     }
 }
@@ -95,53 +107,79 @@ impl ParsedExpression {
         if next.token != Token::EOF {
             return Err(SqlProblem::at(next.span.start, format!("unexpected {}", next.token)));
         }
-        Self::within(text, 0, tree)
+        Self::within(text, 0..text.len(), tree, None)
     }
 
-    /// The expression that takes the rest of `text` from octet `start` on, read before as `tree`.
-    pub(crate) fn within(text: &str, start: usize, tree: Expr) -> Result<Self, SqlProblem> {
-        let mut survey =
-            Survey { text, columns: Vec::new(), text_only: BTreeSet::new(), equality_only: BTreeSet::new() };
+    /// The expression that stands in this range of `text`, read before as `tree`; `parameters` are those of the whole
+    /// text, `None` where none may stand.
+    pub(crate) fn within(
+        text: &str,
+        range: Range<usize>,
+        tree: Expr,
+        parameters: Option<&[(Range<usize>, Reference)]>,
+    ) -> Result<Self, SqlProblem> {
+        let parameters = parameters
+            .map(|all| all.iter().filter(|(place, _)| range.contains(&place.start)).cloned().collect::<Vec<_>>());
+        let mut survey = Survey {
+            text,
+            columns: Vec::new(),
+            parameters: parameters.as_ref().map(|_| 0),
+            text_only: BTreeSet::new(),
+            equality_only: BTreeSet::new(),
+        };
         if let ControlFlow::Break(problem) = tree.visit(&mut survey) {
             return Err(problem);
         }
         // A value that is taken as it is, is taken as its text.
         let whole = survey.bare(&tree);
         survey.text_only.extend(whole);
-        let Survey { mut columns, text_only, equality_only, .. } = survey;
+        let Survey { mut columns, parameters: met, text_only, equality_only, .. } = survey;
+        let parameters = parameters.unwrap_or_default();
+        if met.unwrap_or(0) != parameters.len() {
+            let message = "a parameter stands where the parser does not expect one; known are :user_id and :claims";
+            return Err(SqlProblem::at(tree.span().start, message.to_owned()));
+        }
         columns.sort_by_key(|column| column.range.start);
-        Ok(Self { text: text.to_owned(), range: start..text.len(), tree, columns, text_only, equality_only })
+        Ok(Self { text: text.to_owned(), range, tree, columns, parameters, text_only, equality_only })
     }
 
     pub(crate) fn tree(&self) -> &Expr {
         &self.tree
     }
 
-    /// The names of the columns that are read.
-    pub(crate) fn column_names(&self, qualifier: &Qualifier) -> Result<BTreeSet<&str>, SqlProblem> {
-        self.columns.iter().map(|column| column.name(qualifier)).collect()
+    /// The columns as they are written: the table of FROM, when the name tells it, and the name.
+    pub(crate) fn names<'a>(&'a self, from: &FromClause) -> Result<Vec<Named<'a>>, SqlProblem> {
+        self.columns.iter().map(|column| column.named(from)).collect()
     }
 
-    /// The expression over these columns; every problem is reported.
-    pub(crate) fn bind(&self, qualifier: &Qualifier, table: &[Column]) -> Result<SqlExpression, Vec<SqlProblem>> {
+    /// The expression over these tables' columns, one table for each of FROM; every problem is reported.
+    pub(crate) fn bind(&self, from: &FromClause, tables: &[&Table]) -> Result<SqlExpression, Vec<SqlProblem>> {
         let mut problems = Vec::new();
-        let mut parts = Vec::new();
-        let mut position = self.range.start;
+        let mut found: Vec<(Range<usize>, Reference)> = self.parameters.clone();
         for column in &self.columns {
-            match column.index(qualifier, table) {
-                Ok(index) => {
-                    if let Some(reason) = self.refusal(column.range.start, &table[index]) {
+            match column.place(from, tables) {
+                Ok((table, index)) => {
+                    if let Some(reason) = self.refusal(column.range.start, &tables[table].columns[index]) {
                         problems.push(SqlProblem::at(column.at, reason));
                     }
-                    parts.push(SqlPart::Text(self.text[position..column.range.start].to_owned()));
-                    parts.push(SqlPart::Column(index));
-                    position = column.range.end;
+                    found.push((column.range.clone(), Reference::Column(table, index)));
                 }
                 Err(problem) => problems.push(problem),
             }
         }
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        found.sort_by_key(|(range, _)| range.start);
+        let mut parts = Vec::new();
+        let mut position = self.range.start;
+        for (range, reference) in found {
+            parts.push(SqlPart::Text(self.text[position..range.start].to_owned()));
+            parts.push(SqlPart::Reference(reference));
+            position = range.end;
+        }
         parts.push(SqlPart::Text(self.text[position..self.range.end].to_owned()));
-        if problems.is_empty() { Ok(SqlExpression { parts }) } else { Err(problems) }
+        Ok(SqlExpression { parts })
     }
 
     /// Why a column may not be asked what is asked of it here.
@@ -164,37 +202,100 @@ impl ParsedExpression {
         }
     }
 
-    /// The column, when the expression is nothing else.
-    pub(crate) fn bare_column(&self, qualifier: &Qualifier, table: &[Column]) -> Option<usize> {
+    /// The column of a query's only table, when the expression is nothing else.
+    pub(crate) fn bare_column(&self, from: &FromClause, table: &Table) -> Option<usize> {
         column_of(&self.tree).and_then(|path| {
             let reference = ColumnReference { range: 0..0, path, at: Location::empty() };
-            reference.index(qualifier, table).ok()
+            reference.place(from, &[table]).ok().map(|(_, column)| column)
         })
+    }
+
+    /// The last part of the name, when the expression is nothing but a column.
+    pub(crate) fn column_name(&self) -> Option<String> {
+        column_of(&self.tree).and_then(|path| path.last().cloned())
+    }
+
+    /// Columns that are looked up by equality: a condition that must hold compares them with columns of another table
+    /// or with a parameter.
+    pub(crate) fn lookups(&self, from: &FromClause, tables: &[&Table]) -> Vec<(usize, usize)> {
+        let mut found = Vec::new();
+        lookups(&self.tree, from, tables, &mut found);
+        found
     }
 }
 
+fn lookups(tree: &Expr, from: &FromClause, tables: &[&Table], found: &mut Vec<(usize, usize)>) {
+    let place = |path| ColumnReference { range: 0..0, path, at: Location::empty() }.place(from, tables).ok();
+    match tree {
+        Expr::Nested(inner) => lookups(inner, from, tables, found),
+        Expr::BinaryOp { left, op: BinaryOperator::And, right } => {
+            lookups(left, from, tables, found);
+            lookups(right, from, tables, found);
+        }
+        Expr::BinaryOp { left, op: BinaryOperator::Eq, right } => {
+            for (column, with) in [(left, right), (right, left)] {
+                let Some((table, index)) = column_of(column).and_then(place) else { continue };
+                let mut other = false;
+                let _: ControlFlow<()> = visit_expressions(with.as_ref(), |part| {
+                    other |= matches!(part, Expr::Value(value) if matches!(value.value, Value::Placeholder(_)));
+                    other |= matches!(part, Expr::Identifier(_) | Expr::CompoundIdentifier(_))
+                        && column_of(part).and_then(place).is_some_and(|(of, _)| of != table);
+                    ControlFlow::Continue(())
+                });
+                if other {
+                    found.push((table, index));
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A column as it is written.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Named<'a> {
+    /// The table of FROM, when the name tells it.
+    pub table: Option<usize>,
+    /// The column's own name.
+    pub name: &'a str,
+    /// Where it stands.
+    pub at: Location,
+}
+
 impl ColumnReference {
-    fn name(&self, qualifier: &Qualifier) -> Result<&str, SqlProblem> {
+    fn named(&self, from: &FromClause) -> Result<Named<'_>, SqlProblem> {
         let written = self.path.join(".");
         let Some((name, prefix)) = self.path.split_last() else {
             return Err(SqlProblem::at(self.at, "a column has no name".to_owned()));
         };
-        let matches = prefix.is_empty()
-            || prefix == qualifier.parts.as_slice()
-            || (!qualifier.aliased && qualifier.parts.ends_with(prefix));
-        if matches {
-            Ok(name)
-        } else {
-            Err(SqlProblem::at(self.at, format!("{written} is not a column of the rule's table")))
+        if prefix.is_empty() {
+            return Ok(Named { table: (from.len() == 1).then_some(0), name, at: self.at });
+        }
+        match from.matching(prefix).as_slice() {
+            [table] => Ok(Named { table: Some(*table), name, at: self.at }),
+            [] if from.len() == 1 => {
+                Err(SqlProblem::at(self.at, format!("{written} is not a column of the rule's table")))
+            }
+            [] => Err(SqlProblem::at(self.at, format!("{written} is not a column of a table of FROM"))),
+            _ => Err(SqlProblem::at(self.at, format!("{written} is a column of several tables of FROM"))),
         }
     }
 
-    fn index(&self, qualifier: &Qualifier, table: &[Column]) -> Result<usize, SqlProblem> {
-        let name = self.name(qualifier)?;
-        table
+    fn place(&self, from: &FromClause, tables: &[&Table]) -> Result<(usize, usize), SqlProblem> {
+        let Named { table, name, at } = self.named(from)?;
+        let places: Vec<(usize, usize)> = tables
             .iter()
-            .position(|column| column.name == name)
-            .ok_or_else(|| SqlProblem::at(self.at, format!("column {name} does not exist")))
+            .enumerate()
+            .filter(|(index, _)| table.is_none_or(|table| table == *index))
+            .filter_map(|(index, table)| {
+                table.columns.iter().position(|column| column.name == name).map(|column| (index, column))
+            })
+            .collect();
+        match places.as_slice() {
+            [place] => Ok(*place),
+            [] => Err(SqlProblem::at(at, format!("column {name} does not exist"))),
+            _ => Err(SqlProblem::at(at, format!("column {name} is of several tables: write its table too"))),
+        }
     }
 }
 
@@ -230,6 +331,22 @@ pub(crate) fn tokenize(text: &str) -> Result<Vec<TokenWithSpan>, SqlProblem> {
     Ok(tokens)
 }
 
+/// The parameters of a text, by their places.
+pub(crate) fn parameters(text: &str, tokens: &[TokenWithSpan]) -> Vec<(Range<usize>, Reference)> {
+    let mut found = Vec::new();
+    for pair in tokens.windows(2) {
+        let (Token::Colon, Token::Word(word)) = (&pair[0].token, &pair[1].token) else { continue };
+        let reference = match word.value.as_str() {
+            "user_id" if word.quote_style.is_none() => Reference::UserId,
+            "claims" if word.quote_style.is_none() => Reference::Claims,
+            _ => continue,
+        };
+        let Some(start) = offset(text, pair[0].span.start) else { continue };
+        found.push((start..start + 1 + word.value.len(), reference));
+    }
+    found
+}
+
 /// What the parser says, its position taken out of the message.
 pub(crate) fn parser_problem(error: &ParserError) -> SqlProblem {
     let message = match error {
@@ -256,6 +373,8 @@ pub(crate) fn offset(text: &str, location: Location) -> Option<usize> {
 struct Survey<'a> {
     text: &'a str,
     columns: Vec<ColumnReference>,
+    /// Parameters that were met; `None` where none may stand.
+    parameters: Option<usize>,
     text_only: BTreeSet<usize>,
     equality_only: BTreeSet<usize>,
 }
@@ -314,6 +433,13 @@ impl Visitor for Survey<'_> {
 
     fn pre_visit_expr(&mut self, tree: &Expr) -> ControlFlow<SqlProblem> {
         match tree {
+            Expr::Value(value) if matches!(value.value, Value::Placeholder(_)) => match &mut self.parameters {
+                Some(met) => {
+                    *met += 1;
+                    ControlFlow::Continue(())
+                }
+                None => Self::refuse(value.span.start, "parameters are not possible here"),
+            },
             Expr::Identifier(ident) => self.column(std::slice::from_ref(ident)),
             Expr::CompoundIdentifier(idents) => self.column(idents),
             Expr::CompoundFieldAccess { access_chain, .. }

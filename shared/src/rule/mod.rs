@@ -1,11 +1,14 @@
 //! Rules: which rows of a table are in which scopes.
 //!
-//! A rule is evaluated on captured rows, never on live tables: either without SQL ([`Rule::native`]), or by a query
-//! over arrays of the columns' texts ([`Rule::sql`]). Both give the same scopes.
+//! A rule is evaluated on captured rows, never on live tables: without SQL ([`Rule::native`]), by a query over arrays
+//! of the columns' texts ([`Rule::sql`]), or, with the other rules of a table that has a rule with joins, by a query
+//! over projections ([`crate::store::membership`]). All give the same scopes.
 //!
 //! Deliberately absent: an imitation of PostgreSQL's semantics. What is not plainly equality of texts goes to SQL.
 
+mod assignment;
 mod expression;
+mod from;
 mod native;
 mod query;
 
@@ -16,7 +19,9 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 use sqlparser::tokenizer::Location;
 
-pub use self::expression::{ParsedExpression, SqlExpression};
+pub use self::assignment::{Assignment, AssignmentQuery};
+pub use self::expression::{Named, ParsedExpression, Reference, SqlExpression};
+pub use self::from::FromClause;
 use self::native::{NativeValue, Predicate};
 pub use self::query::RuleQuery;
 use crate::registry::Table;
@@ -64,7 +69,7 @@ pub enum RuleError {
     TooManyScopes(u32),
 }
 
-/// A rule over one table, ready to be evaluated.
+/// A rule, ready to be evaluated.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Rule {
     /// The scope template as it was written.
@@ -75,9 +80,13 @@ pub struct Rule {
     pub table_no: i16,
     /// A row that is in more scopes stops the stream.
     pub max_scopes_per_row: u32,
+    /// The tables of FROM, by their numbers.
+    from: Vec<i16>,
+    /// The one of them whose rows are delivered.
+    target: usize,
     template: Template,
     values: Vec<SqlExpression>,
-    filter: Option<SqlExpression>,
+    conditions: Vec<SqlExpression>,
     native: Option<NativeParts>,
 }
 
@@ -125,44 +134,75 @@ pub struct RuleSource<'a> {
 }
 
 impl Rule {
-    /// Looks the rule's columns up in its table.
+    /// Looks the rule's columns up in its tables, one for each of FROM.
     ///
     /// # Errors
     /// Unknown columns, and columns that may not be asked what the rule asks.
-    pub fn bind(source: RuleSource<'_>, table: &Table) -> Result<Self, Vec<SqlProblem>> {
-        let qualifier = source.query.qualifier();
+    pub fn bind(source: RuleSource<'_>, tables: &[&Table]) -> Result<Self, Vec<SqlProblem>> {
+        let from = source.query.from();
         let mut problems = Vec::new();
-        let mut bind = |expression: &ParsedExpression| {
-            expression.bind(&qualifier, &table.columns).map_err(|found| problems.extend(found)).ok()
-        };
-        let filter = source.query.filter().map(&mut bind);
-        let values: Option<Vec<SqlExpression>> = source.values.iter().map(&mut bind).collect();
-        let (Some(values), None | Some(Some(_))) = (values, &filter) else { return Err(problems) };
+        let mut bind =
+            |expression: &ParsedExpression| expression.bind(from, tables).map_err(|found| problems.extend(found)).ok();
+        let conditions: Vec<Option<SqlExpression>> = source.query.conditions().iter().map(&mut bind).collect();
+        let values: Vec<Option<SqlExpression>> = source.values.iter().map(&mut bind).collect();
         if !problems.is_empty() {
             return Err(problems);
         }
-        let native_filter = match source.query.filter() {
-            Some(filter) => native::filter(filter.tree(), &qualifier, &table.columns),
-            None => Some(Predicate::Constant(Some(true))),
+        let native = match (tables, source.query.conditions()) {
+            ([table], []) => Some((table, Some(Predicate::Constant(Some(true))))),
+            ([table], [filter]) => Some((table, native::filter(filter.tree(), from, table))),
+            _ => None,
         };
-        let native_values: Option<Vec<NativeValue>> =
-            source.values.iter().map(|value| native::value(value, &qualifier, &table.columns)).collect();
+        let native = native.and_then(|(table, filter)| {
+            let values: Option<Vec<NativeValue>> =
+                source.values.iter().map(|value| native::value(value, from, table)).collect();
+            filter.zip(values).map(|(filter, values)| NativeParts { filter, values })
+        });
+        let target = source.query.target();
         Ok(Self {
             scope: source.scope.to_owned(),
             rows: source.rows.to_owned(),
-            table_no: table.table_no,
+            table_no: tables[target].table_no,
             max_scopes_per_row: source.max_scopes_per_row,
+            from: tables.iter().map(|table| table.table_no).collect(),
+            target,
             template: source.template.clone(),
-            values,
-            filter: filter.flatten(),
-            native: native_filter.zip(native_values).map(|(filter, values)| NativeParts { filter, values }),
+            values: values.into_iter().flatten().collect(),
+            conditions: conditions.into_iter().flatten().collect(),
+            native,
         })
     }
 
-    /// The columns (indices of the table's) that the rule reads, ascending.
+    /// The tables of FROM, by their numbers.
+    pub fn from(&self) -> &[i16] {
+        &self.from
+    }
+
+    /// The one of FROM whose rows are delivered.
+    pub fn target(&self) -> usize {
+        self.target
+    }
+
+    /// Whether rows of other tables, or other rows of its own, have a say.
+    pub fn has_joins(&self) -> bool {
+        self.from.len() > 1
+    }
+
+    /// What a combination of rows must meet.
+    pub fn conditions(&self) -> &[SqlExpression] {
+        &self.conditions
+    }
+
+    /// The values of the scope template.
+    pub fn values(&self) -> &[SqlExpression] {
+        &self.values
+    }
+
+    /// The columns of the rule's only table that it reads, ascending.
     pub fn columns(&self) -> Vec<usize> {
-        let expressions = self.filter.iter().chain(&self.values);
-        expressions.flat_map(SqlExpression::columns).collect::<BTreeSet<usize>>().into_iter().collect()
+        let expressions = self.conditions.iter().chain(&self.values);
+        let columns = expressions.flat_map(SqlExpression::columns).map(|(_, column)| column);
+        columns.collect::<BTreeSet<usize>>().into_iter().collect()
     }
 
     /// The rule without SQL, if it can be.
@@ -170,7 +210,7 @@ impl Rule {
         self.native.as_ref().map(|parts| NativeRule { template: &self.template, parts })
     }
 
-    /// The rule as a query; `table` is the one it was bound to.
+    /// The rule as a query over texts; `table` is the only one that it was bound to.
     pub fn sql(&self, table: &Table) -> RuleSql {
         let columns = self.columns();
         let mut text = String::from("-- rule::scopes\nselect\n    r.ordinal");
@@ -191,7 +231,7 @@ impl Rule {
             let _ = write!(text, ", c{index}");
         }
         text.push_str(")\n) as r");
-        if let Some(filter) = &self.filter {
+        if let Some(filter) = self.conditions.first() {
             let _ = write!(text, "\nwhere ({}\n)", filter.render(column_name));
         }
         RuleSql { columns, text }
@@ -219,32 +259,44 @@ impl Rule {
         &self.template
     }
 
-    /// Statements for an empty database that make PostgreSQL itself check the rule's expressions: an index takes
-    /// immutable ones alone, without subqueries and aggregates.
-    pub fn check_statements(&self, table: &Table) -> Vec<String> {
-        let columns: Vec<String> = self
-            .columns()
-            .into_iter()
-            .map(|index| {
-                let type_info = &table.columns[index].type_info;
-                format!("{} {}{}", column_name_in_check(index), type_info.sql, collate(type_info))
-            })
-            .collect();
-        let filter = self
-            .filter
-            .as_ref()
-            .map(|filter| format!("\nwhere ({}\n)", filter.render(column_name_in_check)))
-            .unwrap_or_default();
-        let create =
-            format!("-- rule::check_statements\ncreate temporary table tributary_check ({})", columns.join(", "));
-        let constant = ["1".to_owned()];
-        let values: Vec<String> = self.values.iter().map(|value| value.render(column_name_in_check)).collect();
-        let index = |value: &String| {
-            format!("-- rule::check_statements\ncreate index on tributary_check ((({value}\n)::text)){filter}")
-        };
-        let indexed = if values.is_empty() { constant.as_slice() } else { values.as_slice() };
-        std::iter::once(create).chain(indexed.iter().map(index)).collect()
+    /// Statements for an empty database that make PostgreSQL itself check the rule's expressions; `tables` are those
+    /// of FROM.
+    pub fn check_statements(&self, tables: &[&Table]) -> Vec<String> {
+        check_statements(tables, &self.values, &self.conditions)
     }
+}
+
+/// Statements that make PostgreSQL itself check expressions: an index takes immutable ones alone, without subqueries
+/// and aggregates. One table stands for all of FROM, as what is checked is about a combination of their rows.
+fn check_statements(tables: &[&Table], values: &[SqlExpression], conditions: &[SqlExpression]) -> Vec<String> {
+    let name = |reference| match reference {
+        Reference::Column(table, column) => format!("t{table}_c{column}"),
+        Reference::UserId => "user_id".to_owned(),
+        Reference::Claims => "claims".to_owned(),
+    };
+    let read: BTreeSet<Reference> = values.iter().chain(conditions).flat_map(SqlExpression::references).collect();
+    let columns: Vec<String> = read
+        .into_iter()
+        .map(|reference| match reference {
+            Reference::Column(table, column) => {
+                let type_info = &tables[table].columns[column].type_info;
+                format!("{} {}{}", name(reference), type_info.sql, collate(type_info))
+            }
+            Reference::UserId => "user_id text".to_owned(),
+            Reference::Claims => "claims jsonb".to_owned(),
+        })
+        .collect();
+    let conditions: Vec<String> =
+        conditions.iter().map(|condition| format!("({}\n)", condition.render(name))).collect();
+    let filter = if conditions.is_empty() { String::new() } else { format!("\nwhere {}", conditions.join(" and ")) };
+    let create = format!("-- rule::check_statements\ncreate temporary table tributary_check ({})", columns.join(", "));
+    let constant = ["1".to_owned()];
+    let values: Vec<String> = values.iter().map(|value| value.render(name)).collect();
+    let index = |value: &String| {
+        format!("-- rule::check_statements\ncreate index on tributary_check ((({value}\n)::text)){filter}")
+    };
+    let indexed = if values.is_empty() { constant.as_slice() } else { values.as_slice() };
+    std::iter::once(create).chain(indexed.iter().map(index)).collect()
 }
 
 impl NativeRule<'_> {
@@ -262,12 +314,12 @@ impl NativeRule<'_> {
     }
 }
 
-fn column_name(index: usize) -> String {
-    format!("r.c{index}")
-}
-
-fn column_name_in_check(index: usize) -> String {
-    format!("c{index}")
+/// The name of a column of the only table in [`Rule::sql`].
+fn column_name(reference: Reference) -> String {
+    match reference {
+        Reference::Column(_, column) => format!("r.c{column}"),
+        Reference::UserId | Reference::Claims => "null".to_owned(),
+    }
 }
 
 /// A column of texts as its own type.
@@ -275,7 +327,8 @@ fn typed(index: usize, type_info: &ColumnType) -> String {
     format!("a.c{index}::{}{}", type_info.sql, collate(type_info))
 }
 
-fn collate(type_info: &ColumnType) -> String {
+/// The collation of a column in our own SQL, when it is not the default.
+pub(crate) fn collate(type_info: &ColumnType) -> String {
     match &type_info.collation {
         Collation::Named(name) => format!(" collate pg_catalog.{}", quote_identifier(name)),
         Collation::Default | Collation::Foreign => String::new(),

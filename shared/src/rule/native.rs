@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 use sqlparser::ast::{BinaryOperator, Expr, InTarget, UnaryOperator, Value};
 
 use super::RuleError;
-use super::expression::{ParsedExpression, Qualifier, column_of};
-use crate::registry::Column;
+use super::expression::{ParsedExpression, column_of};
+use super::from::FromClause;
 use crate::registry::catalog::{Collation, TypeClass};
+use crate::registry::{Column, Table};
 
 const BOOL: u32 = 16;
 const NAME: u32 = 19;
@@ -97,9 +98,9 @@ impl NativeValue {
 }
 
 /// The value without SQL, when it is a column whose output is its cast to text.
-pub(super) fn value(expression: &ParsedExpression, qualifier: &Qualifier, table: &[Column]) -> Option<NativeValue> {
-    let column = expression.bare_column(qualifier, table)?;
-    let type_info = &table[column].type_info;
+pub(super) fn value(expression: &ParsedExpression, from: &FromClause, table: &Table) -> Option<NativeValue> {
+    let column = expression.bare_column(from, table)?;
+    let type_info = &table.columns[column].type_info;
     let same_text = match type_info.class {
         TypeClass::Builtin => {
             matches!(type_info.base_oid, BOOL | NAME | INT8 | INT2 | INT4 | TEXT | OID | VARCHAR | NUMERIC | UUID)
@@ -111,12 +112,12 @@ pub(super) fn value(expression: &ParsedExpression, qualifier: &Qualifier, table:
 }
 
 /// The filter without SQL, when all of it can be.
-pub(super) fn filter(tree: &Expr, qualifier: &Qualifier, table: &[Column]) -> Option<Predicate> {
-    Compiler { qualifier, table }.predicate(tree)
+pub(super) fn filter(tree: &Expr, from: &FromClause, table: &Table) -> Option<Predicate> {
+    Compiler { from, table: &table.columns }.predicate(tree)
 }
 
 struct Compiler<'a> {
-    qualifier: &'a Qualifier,
+    from: &'a FromClause,
     table: &'a [Column],
 }
 
@@ -124,7 +125,7 @@ impl Compiler<'_> {
     fn column(&self, tree: &Expr) -> Option<usize> {
         let path = column_of(tree)?;
         let (name, prefix) = path.split_last()?;
-        let ours = prefix.is_empty() || (self.qualifier.parts.ends_with(prefix));
+        let ours = prefix.is_empty() || !self.from.matching(prefix).is_empty();
         self.table.iter().position(|column| ours && column.name == *name)
     }
 

@@ -1,231 +1,79 @@
-//! The `rows` query of a rule: which rows of which table. Today one table; a join is refused by name, and comes in
-//! as further tables of [`RuleQuery`].
+//! The `rows` query of a rule: which rows of which table, by joins with which others.
 
-use std::collections::BTreeSet;
-
-use sqlparser::ast::{
-    GroupByExpr, ObjectName, ObjectNamePart, Query, Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr,
-    Spanned, TableFactor, WildcardAdditionalOptions,
-};
-use sqlparser::dialect::PostgreSqlDialect;
-use sqlparser::keywords::Keyword;
-use sqlparser::parser::Parser;
-use sqlparser::tokenizer::{Location, Token, TokenWithSpan};
+use sqlparser::ast::{Select, SelectItem, SelectItemQualifiedWildcardKind, Spanned, WildcardAdditionalOptions};
 
 use super::SqlProblem;
-use super::expression::{ParsedExpression, Qualifier, fold, offset, parser_problem, tokenize};
-use crate::registry::RelationName;
+use super::expression::{Named, ParsedExpression};
+use super::from::{self, FromClause, object_name, refuse};
+use crate::registry::Table;
 
 /// A rule's query as it was read, its names not yet looked up.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RuleQuery {
-    relation: Vec<String>,
-    alias: Option<String>,
-    filter: Option<ParsedExpression>,
+    from: FromClause,
+    target: usize,
+    conditions: Vec<ParsedExpression>,
 }
 
 impl RuleQuery {
-    /// Reads `SELECT * FROM table [alias] [WHERE …]`.
+    /// Reads `SELECT t.* FROM table [t] [JOIN … ON …] [WHERE …]`.
     ///
     /// # Errors
     /// The text is anything else; the problem names the position and the reason.
     pub fn parse(text: &str) -> Result<Self, SqlProblem> {
         let text = text.trim_end().strip_suffix(';').unwrap_or(text);
-        let tokens = tokenize(text)?;
-        let filter_start = filter_start(text, &tokens);
-        let mut parser = Parser::new(&PostgreSqlDialect {}).with_tokens_with_locations(tokens);
-        let query = parser.parse_query().map_err(|error| parser_problem(&error))?;
-        let next = parser.peek_token();
-        if next.token != Token::EOF {
-            return Err(SqlProblem::at(next.span.start, format!("unexpected {}", next.token)));
-        }
-        let select = plain_select(*query)?;
-        let (relation, alias) = table(&select)?;
-        let qualifier = qualifier(&relation, alias.as_deref());
-        projection(&select, &qualifier)?;
-        let filter = match select.selection {
-            None => None,
-            Some(tree) => {
-                let start = filter_start.ok_or_else(|| {
-                    SqlProblem::at(tree.span().start, "the parser lost the WHERE clause's place".to_owned())
-                })?;
-                Some(ParsedExpression::within(text, start, tree)?)
-            }
-        };
-        Ok(Self { relation, alias, filter })
+        let parsed = from::parse(text, false)?;
+        let target = target(&parsed.select, &parsed.from)?;
+        Ok(Self { from: parsed.from, target, conditions: parsed.conditions })
     }
 
-    /// The relation that the rule reads, among the configured ones.
+    /// The tables that the rule reads.
+    pub fn from(&self) -> &FromClause {
+        &self.from
+    }
+
+    /// The table, among those of FROM, whose rows the rule delivers.
+    pub fn target(&self) -> usize {
+        self.target
+    }
+
+    /// What a combination of rows must meet: the joins' conditions and the filter.
+    pub fn conditions(&self) -> &[ParsedExpression] {
+        &self.conditions
+    }
+
+    /// Columns that are looked up by equality.
+    pub fn lookups(&self, tables: &[&Table]) -> Vec<(usize, usize)> {
+        self.conditions.iter().flat_map(|condition| condition.lookups(&self.from, tables)).collect()
+    }
+
+    /// The columns that the conditions and the scope's values read, as they are written.
     ///
     /// # Errors
-    /// It is none of them, or several by its unqualified name; the error is the reason.
-    pub fn target<'a>(
-        &self,
-        relations: impl IntoIterator<Item = &'a RelationName>,
-    ) -> Result<&'a RelationName, String> {
-        let matching = |relation: &&RelationName| match self.relation.as_slice() {
-            [name] => relation.name() == name,
-            [schema, name] => relation.schema() == schema && relation.name() == name,
-            _ => false,
-        };
-        let mut found = relations.into_iter().filter(matching);
-        let written = self.relation.join(".");
-        match (found.next(), found.next()) {
-            (Some(relation), None) => Ok(relation),
-            (Some(_), Some(_)) => Err(format!("table {written} stands in several schemas: write its schema")),
-            (None, _) => Err(format!("table {written} is not among the configured tables")),
-        }
-    }
-
-    pub(crate) fn filter(&self) -> Option<&ParsedExpression> {
-        self.filter.as_ref()
-    }
-
-    pub(crate) fn qualifier(&self) -> Qualifier {
-        qualifier(&self.relation, self.alias.as_deref())
-    }
-
-    /// Names of the columns that the filter and the scope's values read.
-    ///
-    /// # Errors
-    /// Names that cannot be of the rule's table.
-    pub fn column_names<'a>(&'a self, values: &'a [ParsedExpression]) -> Result<BTreeSet<&'a str>, SqlProblem> {
-        let qualifier = self.qualifier();
-        let mut names = BTreeSet::new();
-        for expression in self.filter.iter().chain(values) {
-            names.extend(expression.column_names(&qualifier)?);
+    /// Names that cannot be of the rule's tables.
+    pub fn names<'a>(&'a self, values: &'a [ParsedExpression]) -> Result<Vec<Named<'a>>, SqlProblem> {
+        let mut names = Vec::new();
+        for expression in self.conditions.iter().chain(values) {
+            names.extend(expression.names(&self.from)?);
         }
         Ok(names)
     }
 }
 
-fn qualifier(relation: &[String], alias: Option<&str>) -> Qualifier {
-    match alias {
-        Some(alias) => Qualifier { parts: vec![alias.to_owned()], aliased: true },
-        None => Qualifier { parts: relation.to_vec(), aliased: false },
-    }
-}
-
-/// The octet after the WHERE keyword; nothing before it in an accepted query can hold another.
-fn filter_start(text: &str, tokens: &[TokenWithSpan]) -> Option<usize> {
-    const LENGTH: usize = "where".len();
-    let is_where = |token: &&TokenWithSpan| matches!(&token.token, Token::Word(word) if word.keyword == Keyword::WHERE && word.quote_style.is_none());
-    tokens.iter().find(is_where).and_then(|token| offset(text, token.span.start)).map(|start| start + LENGTH)
-}
-
-fn refuse<T>(at: Location, reason: &str) -> Result<T, SqlProblem> {
-    Err(SqlProblem::at(at, reason.to_owned()))
-}
-
-/// The query's SELECT, when the query is nothing else.
-fn plain_select(query: Query) -> Result<Select, SqlProblem> {
-    let at = query.span().start;
-    let Query { with, body, order_by, limit_clause, fetch, locks, for_clause, settings, format_clause, pipe_operators } =
-        query;
-    if with.is_some() {
-        return refuse(at, "WITH is not supported: a rule is SELECT * FROM table WHERE …");
-    }
-    if order_by.is_some() {
-        return refuse(at, "ORDER BY has no meaning in a rule");
-    }
-    if limit_clause.is_some() || fetch.is_some() {
-        return refuse(at, "LIMIT, OFFSET and FETCH are not possible in a rule: membership is each row's own");
-    }
-    if !locks.is_empty() || for_clause.is_some() || settings.is_some() || format_clause.is_some() {
-        return refuse(at, "only SELECT * FROM table WHERE … is supported");
-    }
-    if !pipe_operators.is_empty() {
-        return refuse(at, "pipe operators are not supported");
-    }
-    match *body {
-        SetExpr::Select(select) => Ok(*select),
-        SetExpr::SetOperation { .. } => {
-            refuse(at, "UNION, INTERSECT and EXCEPT are not supported: write a rule for each part")
-        }
-        _ => refuse(at, "only SELECT * FROM table WHERE … is supported"),
-    }
-}
-
-/// The one table of `FROM` and its alias.
-fn table(select: &Select) -> Result<(Vec<String>, Option<String>), SqlProblem> {
+/// The one table whose whole rows are selected.
+fn target(select: &Select, from: &FromClause) -> Result<usize, SqlProblem> {
     let at = select.span().start;
-    if select.distinct.is_some() {
-        return refuse(at, "DISTINCT has no meaning in a rule");
-    }
-    let grouped = !matches!(&select.group_by, GroupByExpr::Expressions(by, with) if by.is_empty() && with.is_empty());
-    if grouped || select.having.is_some() {
-        return refuse(at, "GROUP BY and HAVING are not supported");
-    }
-    let plain = select.optimizer_hints.is_empty()
-        && select.select_modifiers.is_none()
-        && select.top.is_none()
-        && select.exclude.is_none()
-        && select.into.is_none()
-        && select.lateral_views.is_empty()
-        && select.prewhere.is_none()
-        && select.connect_by.is_empty()
-        && select.cluster_by.is_empty()
-        && select.distribute_by.is_empty()
-        && select.sort_by.is_empty()
-        && select.named_window.is_empty()
-        && select.qualify.is_none()
-        && select.value_table_mode.is_none();
-    if !plain {
-        return refuse(at, "only SELECT * FROM table WHERE … is supported");
-    }
-    let from = match select.from.as_slice() {
-        [] => return refuse(at, "the rule has no FROM"),
-        [from] if from.joins.is_empty() => from,
-        [from] => return refuse(from.joins[0].relation.span().start, "joins are not supported yet"),
-        [_, second, ..] => return refuse(second.relation.span().start, "joins are not supported yet"),
-    };
-    let at = from.relation.span().start;
-    let TableFactor::Table {
-        name,
-        alias,
-        args: None,
-        with_hints,
-        version: None,
-        with_ordinality: false,
-        partitions,
-        json_path: None,
-        sample: None,
-        index_directives,
-        inheritance: None,
-    } = &from.relation
-    else {
-        return refuse(at, "FROM must name a table");
-    };
-    if !with_hints.is_empty() || !partitions.is_empty() || !index_directives.is_empty() {
-        return refuse(at, "FROM must name a table");
-    }
-    let alias = match alias {
-        Some(alias) if !alias.columns.is_empty() || alias.at.is_some() => {
-            return refuse(at, "a list of column aliases is not supported");
+    let (target, options) = match select.projection.as_slice() {
+        [SelectItem::Wildcard(options)] if from.len() == 1 => (0, options),
+        [SelectItem::Wildcard(_)] => {
+            return refuse(at, "a rule with joins selects the rows of one table: SELECT table.* FROM …");
         }
-        Some(alias) => Some(fold(&alias.name)),
-        None => None,
-    };
-    let relation = object_name(name).filter(|parts| parts.len() <= 2);
-    match relation {
-        Some(relation) => Ok((relation, alias)),
-        None => refuse(at, "a table is named by its name, or by schema and name"),
-    }
-}
-
-/// Checks that the query selects the table's whole rows.
-fn projection(select: &Select, qualifier: &Qualifier) -> Result<(), SqlProblem> {
-    let at = select.span().start;
-    let options = match select.projection.as_slice() {
-        [SelectItem::Wildcard(options)] => options,
         [SelectItem::QualifiedWildcard(SelectItemQualifiedWildcardKind::ObjectName(name), options)] => {
-            let of_table = object_name(name).is_some_and(|parts| {
-                parts == qualifier.parts || (!qualifier.aliased && qualifier.parts.ends_with(&parts))
-            });
-            if !of_table {
+            let found = object_name(name).map(|parts| from.matching(&parts)).unwrap_or_default();
+            let &[target] = found.as_slice() else {
                 return refuse(name.span().start, "the rule selects from what FROM does not name");
-            }
-            options
+            };
+            (target, options)
         }
         _ => return refuse(at, "a rule selects * of its table: which columns are delivered stands under tables"),
     };
@@ -241,20 +89,13 @@ fn projection(select: &Select, qualifier: &Qualifier) -> Result<(), SqlProblem> 
     else {
         return refuse(at, "a rule selects * of its table: which columns are delivered stands under tables");
     };
-    Ok(())
-}
-
-fn object_name(name: &ObjectName) -> Option<Vec<String>> {
-    let part = |part: &ObjectNamePart| match part {
-        ObjectNamePart::Identifier(ident) => Some(fold(ident)),
-        ObjectNamePart::Function(_) => None,
-    };
-    name.0.iter().map(part).collect()
+    Ok(target)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::RelationName;
 
     fn refused(text: &str) -> String {
         RuleQuery::parse(text).expect_err(text).to_string()
@@ -269,6 +110,9 @@ mod tests {
             "SELECT * FROM documents WHERE a = ';' -- the last ;\n",
             "SELECT * FROM documents WHERE a;",
             "SELECT * FROM documents WHERE \"where\" = 'where'",
+            "SELECT t.* FROM tasks t JOIN members m ON m.project_id = t.project_id WHERE NOT t.archived",
+            "SELECT a.* FROM s.a INNER JOIN b ON (b.x = a.x) AND f(b.x, 1) IN (1, 2) CROSS JOIN c, d WHERE d.where = 1",
+            "SELECT a.* FROM t a JOIN t b ON a.id = b.parent",
         ] {
             RuleQuery::parse(text).expect(text);
         }
@@ -278,8 +122,21 @@ mod tests {
     fn refuses_everything_else_with_position_and_reason() {
         for (text, expected) in [
             ("", "Expected: SELECT, VALUES, or a subquery in the query body, found: EOF"),
-            ("SELECT * FROM a JOIN b ON true", "line 1, column 22 of the SQL: joins are not supported yet"),
-            ("SELECT * FROM a, b", "line 1, column 18 of the SQL: joins are not supported yet"),
+            (
+                "SELECT * FROM a JOIN b ON true",
+                "line 1, column 1 of the SQL: a rule with joins selects the rows of one",
+            ),
+            ("SELECT a.*, b.* FROM a, b", "line 1, column 1 of the SQL: a rule selects * of its table"),
+            ("SELECT a.* FROM a LEFT JOIN b ON true", "line 1, column 29 of the SQL: only inner joins are supported"),
+            ("SELECT a.* FROM a FULL JOIN b ON true", "only inner joins are supported"),
+            ("SELECT a.* FROM a JOIN b", "a join has its condition after ON"),
+            ("SELECT a.* FROM a NATURAL JOIN b", "NATURAL is not supported"),
+            ("SELECT a.* FROM a\nJOIN b USING (x)", "line 2, column 6 of the SQL: USING is not supported"),
+            ("SELECT a.* FROM a JOIN a ON true", "two tables of FROM have one name"),
+            ("SELECT a.* FROM a JOIN (b JOIN c ON true) ON true", "FROM must name a table"),
+            ("SELECT a.* FROM a JOIN LATERAL (SELECT 1) b ON true", "FROM must name a table"),
+            ("SELECT a.* FROM a JOIN b ON b.x = (SELECT 1)", "a subquery in an expression"),
+            ("SELECT a.* FROM a JOIN b ON b.x = :user_id", "line 1, column 35 of the SQL: parameters are not possible"),
             ("SELECT * FROM a\n WHERE x IN (SELECT 1)", "line 2, column 8 of the SQL: a subquery in an expression"),
             ("SELECT * FROM a WHERE EXISTS (SELECT 1)", "a subquery in an expression"),
             ("SELECT id FROM a", "line 1, column 1 of the SQL: a rule selects * of its table"),
@@ -291,14 +148,14 @@ mod tests {
             ("SELECT * FROM a LIMIT 1", "LIMIT, OFFSET and FETCH"),
             ("SELECT * FROM a UNION SELECT * FROM b", "write a rule for each part"),
             ("WITH x AS (SELECT 1) SELECT * FROM a", "WITH is not supported"),
-            ("SELECT * FROM a FOR UPDATE", "only SELECT * FROM table"),
+            ("SELECT * FROM a FOR UPDATE", "only SELECT … FROM table"),
             ("SELECT * FROM (SELECT 1) a", "FROM must name a table"),
             ("SELECT * FROM f(1)", "FROM must name a table"),
             ("SELECT * FROM ONLY a", "FROM must name a table"),
             ("SELECT * FROM a TABLESAMPLE SYSTEM (1)", "FROM must name a table"),
             ("SELECT * FROM a (x)", ""),
             ("SELECT * FROM a.b.c", "a table is named by its name"),
-            ("SELECT *", "the rule has no FROM"),
+            ("SELECT *", "the query has no FROM"),
             ("DELETE FROM a", ""),
             ("SELECT * FROM a; SELECT * FROM b", "line 1, column 16 of the SQL: unexpected ;"),
             ("SELECT * FROM a WHERE x = $1", "line 1, column 27 of the SQL: parameters are not possible here"),
@@ -316,16 +173,31 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_found_among_the_configured_ones() {
+    fn conditions_are_found_where_they_stand() {
+        let query = RuleQuery::parse(
+            "SELECT a.* FROM a JOIN b ON a.x = b.on AND (a.y, 1) = (b.y, 1) INNER JOIN c ON c.\"where\" = 'where', d WHERE d.from > 1",
+        )
+        .expect("a query");
+        assert_eq!((query.from().len(), query.target(), query.conditions().len()), (4, 0, 3));
+        let names: Vec<(Option<usize>, &str)> =
+            query.names(&[]).expect("names").iter().map(|named| (named.table, named.name)).collect();
+        let at = |table, name| (Some(table), name);
+        assert_eq!(names, [at(0, "x"), at(1, "on"), at(0, "y"), at(1, "y"), at(2, "where"), at(3, "from")]);
+    }
+
+    #[test]
+    fn tables_are_found_among_the_configured_ones() {
         let name = |text: &str| text.parse::<RelationName>().expect(text);
         let configured = [name("public.a"), name("other.a"), name("public.b")];
-        let target =
-            |from: &str| RuleQuery::parse(&format!("SELECT * FROM {from}")).expect(from).target(&configured).cloned();
-        assert_eq!(target("b"), Ok(name("public.b")));
-        assert_eq!(target("B"), Ok(name("public.b")));
-        assert_eq!(target("other.a"), Ok(name("other.a")));
-        assert_eq!(target("a"), Err("table a stands in several schemas: write its schema".to_owned()));
-        assert_eq!(target("\"B\""), Err("table B is not among the configured tables".to_owned()));
-        assert_eq!(target("x.b"), Err("table x.b is not among the configured tables".to_owned()));
+        let found = |from: &str| {
+            let query = RuleQuery::parse(&format!("SELECT b.* FROM {from}")).expect(from);
+            query.from().relations(&configured).map(|found| found.into_iter().cloned().collect::<Vec<_>>())
+        };
+        assert_eq!(found("b"), Ok(vec![name("public.b")]));
+        assert_eq!(found("B"), Ok(vec![name("public.b")]));
+        assert_eq!(found("other.a b, b x"), Ok(vec![name("other.a"), name("public.b")]));
+        assert_eq!(found("a b"), Err("table a stands in several schemas: write its schema".to_owned()));
+        assert_eq!(found("\"B\" b"), Err("table B is not among the configured tables".to_owned()));
+        assert_eq!(found("x.b"), Err("table x.b is not among the configured tables".to_owned()));
     }
 }

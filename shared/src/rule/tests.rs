@@ -23,6 +23,7 @@ fn column(name: &str, oid: u32, sql: &str, class: TypeClass) -> Column {
         writable: true,
         delivered: true,
         stored: true,
+        indexed: false,
     }
 }
 
@@ -43,16 +44,18 @@ fn table() -> Table {
             column("pair", 20_001, "text", TypeClass::Composite),
             builtin("c", 1042, "character(3)"),
         ],
-        key: 3,
+        keys: vec![3],
         lifecycle: Lifecycle::default(),
     }
 }
 
 fn bind(scope: &str, rows: &str) -> Result<Rule, Vec<String>> {
+    let table = table();
+    let tables = vec![&table; RuleQuery::parse(rows).expect(rows).from().len()];
     let (template, values) = Template::parse(scope, ParsedExpression::parse).expect(scope);
     let query = RuleQuery::parse(rows).expect(rows);
     let source = RuleSource { scope, rows, max_scopes_per_row: 2, template: &template, values: &values, query: &query };
-    Rule::bind(source, &table()).map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    Rule::bind(source, &tables).map_err(|problems| problems.iter().map(ToString::to_string).collect())
 }
 
 fn rule(scope: &str, filter: &str) -> Rule {
@@ -170,4 +173,22 @@ fn a_rule_bounds_the_scopes_of_a_row() {
     let rule = rule("s", "true");
     assert_eq!(rule.check_bound(2), Ok(()));
     assert_eq!(rule.check_bound(3), Err(RuleError::TooManyScopes(2)));
+}
+
+#[test]
+fn columns_of_joined_tables_are_told_apart() {
+    let joined = "SELECT x.* FROM t x JOIN t AS y ON x.n = y.n AND y.\"Name é\" IS NOT NULL WHERE NOT x.flag";
+    let rule = bind("s:{y.u}", joined).expect("binds");
+    assert!(rule.native().is_none() && rule.has_joins());
+    assert_eq!((rule.from(), rule.target(), rule.table_no), ([7, 7].as_slice(), 0, 7));
+    let name = |reference| format!("{reference:?}");
+    let rendered: Vec<String> = rule.conditions().iter().map(|condition| condition.render(name)).collect();
+    assert_eq!(rendered, [" Column(0, 1) = Column(1, 1) AND Column(1, 2) IS NOT NULL ", " NOT Column(0, 0)"]);
+    assert_eq!(rule.values()[0].render(name), "Column(1, 3)");
+    let table = table();
+    let query = RuleQuery::parse(joined).expect("a query");
+    assert_eq!(query.lookups(&[&table, &table]), [(0, 1), (1, 1)]);
+    assert!(bind("s:{u}", joined).expect_err("ambiguous")[0].contains("of several tables"));
+    assert!(bind("s:{z.u}", joined).expect_err("unknown")[0].contains("z.u is not a column of a table of FROM"));
+    assert!(bind("s", "SELECT x.* FROM t x, t y WHERE x.mood = y.mood").expect_err("enum")[0].contains("is an enum"));
 }

@@ -9,7 +9,7 @@ use crate::registry::catalog::{
     BaseType, Catalog, CatalogColumn, CatalogRelation, Collation, ColumnType, Persistence, PrimaryKey, RelationKind,
     ReplicaIdentity,
 };
-use crate::registry::{Problem, Registry, RelationName, SyncConfig, Warning};
+use crate::registry::{Problem, Registry, RelationName, SyncConfig, Table, Warning};
 
 /// The catalog of those of the relations that exist, in the order asked for.
 ///
@@ -203,25 +203,36 @@ pub async fn check_expressions(
     transaction
         .batch_execute("-- catalog::check_expressions\nset local search_path = pg_catalog, pg_temp; savepoint rule")
         .await?;
-    let mut problems = Vec::new();
+    let tables_of = |from: &[i16]| from.iter().map(|number| registry.table(*number)).collect::<Option<Vec<&Table>>>();
+    let mut checks = Vec::new();
     for (scope, rule) in config.scopes.iter().zip(&registry.rules) {
-        let Some(table) = registry.table(rule.table_no) else { continue };
-        let mut statements = rule.check_statements(table);
-        statements.push(format!(
-            "-- catalog::check_expressions\nprepare tributary_check as\n{};\ndeallocate tributary_check",
-            rule.sql(table).text
-        ));
+        let Some(tables) = tables_of(rule.from()) else { continue };
+        let mut statements = rule.check_statements(&tables);
+        if let ([table], false) = (tables.as_slice(), rule.has_joins()) {
+            statements.push(format!(
+                "-- catalog::check_expressions\nprepare tributary_check as\n{};\ndeallocate tributary_check",
+                rule.sql(table).text
+            ));
+        }
+        checks.push((scope.line, scope.rows.line, format!("rule {}", rule.scope), statements));
+    }
+    let queries = config.assignments.iter().filter_map(|assignment| Some((assignment, assignment.query.as_ref()?)));
+    for ((config, query), assignment) in queries.zip(registry.assignments.queries()) {
+        let Some(tables) = tables_of(assignment.from()) else { continue };
+        let what = format!("assignment {}", config.scope.value);
+        checks.push((query.line, query.line, what, assignment.check_statements(&tables)));
+    }
+    let mut problems = Vec::new();
+    for (line, sql_line, what, statements) in checks {
         let refused = first_refusal(&transaction, &statements).await?;
         transaction.batch_execute("-- catalog::check_expressions\nrollback to savepoint rule").await?;
         match refused {
             None => {}
             Some((SqlState::INSUFFICIENT_PRIVILEGE | SqlState::READ_ONLY_SQL_TRANSACTION, message)) => {
                 let message = format!("expressions of rules were not checked: {message}");
-                return Ok((problems, vec![Warning { line: scope.line, message }]));
+                return Ok((problems, vec![Warning { line, message }]));
             }
-            Some((_, message)) => {
-                problems.push(Problem { line: scope.rows.line, message: format!("rule {}: {message}", rule.scope) });
-            }
+            Some((_, message)) => problems.push(Problem { line: sql_line, message: format!("{what}: {message}") }),
         }
     }
     transaction.rollback().await?;

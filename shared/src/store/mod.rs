@@ -3,6 +3,7 @@
 //! Functions take a connection or transaction, do what their name says, and return typed values. They hold no policy:
 //! what to do with an error is decided by [`error::StoreError::fate`] and by the caller.
 
+pub mod assignment;
 pub mod catalog;
 pub mod client;
 pub mod configuration;
@@ -10,6 +11,7 @@ mod copy;
 pub mod digest;
 pub mod error;
 pub mod leader;
+pub mod membership;
 pub mod migrate;
 pub mod progress;
 pub mod projection;

@@ -5,11 +5,15 @@
 //! assignments read stand beside them under their source names and with built-in types, so that nobody's `DROP TYPE`
 //! meets our tables.
 
+use std::fmt::Write as _;
+
 use deadpool_postgres::GenericClient;
+use sha2::{Digest, Sha256};
 
 use super::error::Result;
 use crate::registry::Table;
 use crate::registry::name::quote_identifier;
+use crate::rule::collate;
 
 /// The projection's qualified, quoted name.
 pub fn name(table: &Table) -> String {
@@ -34,10 +38,30 @@ pub async fn create(db: &impl GenericClient, table: &Table) -> Result<()> {
         sql.push_str(&quote_identifier(&column.name));
         sql.push(' ');
         sql.push_str(&column.type_info.sql);
+        sql.push_str(&collate(&column.type_info));
     }
     sql.push_str("\n        )");
+    for column in table.columns.iter().filter(|c| c.indexed) {
+        let (column, index) = (quote_identifier(&column.name), quote_identifier(&index_name(table, &column.name)));
+        let _ = write!(sql, ";\n        create index if not exists {index} on {} ({column})", name(table));
+    }
     db.batch_execute(&sql).await?;
     Ok(())
+}
+
+/// The index of a column. Names of projections and columns are each as long as a name may be.
+fn index_name(table: &Table, column: &str) -> String {
+    const DIGEST_OCTETS: usize = 12;
+    let mut digest = Sha256::new();
+    digest.update(table.projection_name().name());
+    // No identifier holds a zero octet, so the pair is told apart.
+    digest.update([0]);
+    digest.update(column);
+    let mut name = String::from("by_");
+    for octet in &digest.finalize()[..DIGEST_OCTETS] {
+        let _ = write!(name, "{octet:02x}");
+    }
+    name
 }
 
 /// Drops every projection and empties all state that a baseline fills: the clean restart of an interrupted baseline.

@@ -308,6 +308,12 @@ pub async fn truncate(db: &impl GenericClient, table: &Table, event: Position) -
     if last >= i64::from(MAX_EFFECTS) {
         return Err(StoreError::integrity("TRUNCATE removes more rows of one scope than one event can have effects"));
     }
+    empty(db, table).await
+}
+
+/// Removes every row from a projection, and remembers their keys.
+pub async fn empty(db: &impl GenericClient, table: &Table) -> Result<()> {
+    let name = projection::name(table);
     let sql = format!(
         "-- write::truncate_departed
         insert into tributary.departed_row (row_id, table_no, key)

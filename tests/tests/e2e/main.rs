@@ -5,6 +5,7 @@
 mod bad_input;
 mod content;
 mod lifetime;
+mod membership;
 mod openapi;
 mod oracle;
 mod pgbench;

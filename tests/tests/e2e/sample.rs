@@ -18,7 +18,7 @@ pub fn settle(client: &mut Client, source: &Database, user: &str, limit: i64) ->
             Err(violation @ ClientError::Violation(_)) => panic!("{violation}"),
             outcome => outcome?,
         }
-        let scopes = sample::scopes(user);
+        let scopes = sample::scopes(source, user)?;
         ensure!(scopes.iter().map(|s| &s.scope).all(|s| client.scopes.contains_key(s)), "not every scope is assigned");
         ensure!(scopes.len() == client.scopes.len(), "more is assigned than the configuration says");
         scopes.iter().map(|s| expected::compare(client, source, &s.scope, s.table, &s.from)).sum()

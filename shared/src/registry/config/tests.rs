@@ -130,7 +130,7 @@ fn every_problem_is_reported_with_its_line() {
                 "line 3: the scope template has a { at character 3 without its }",
                 "line 4: rows: Expected: an expression, found: EOF",
                 "line 5: in the scope template, the expression at character 4: Expected: an expression, found: EOF",
-                "line 6: rows: line 1, column 22 of the SQL: joins are not supported yet",
+                "line 6: rows: line 1, column 1 of the SQL: a rule with joins selects the rows of one table: SELECT table.* FROM …",
                 "line 7: max_scopes_per_row must be a positive whole number",
                 "line 8: a scope has no rows",
             ],
@@ -148,7 +148,7 @@ fn every_problem_is_reported_with_its_line() {
             "tables: [{relation: a.b}]\nassignments:\n  - scope: 'x:{user}'\n  - scope: 'p:{project_id}'\n    for: SELECT 1\n  - {}\n  - scope: a\n  - scope: b",
             &[
                 "line 3: in the scope template, the expression at character 4: user is unknown; known is user_id",
-                "line 5: for: assignments by a query are not supported yet",
+                "line 5: for: line 1, column 1 of the SQL: the query has no FROM",
                 "line 6: an assignment has no scope",
             ],
         ),

@@ -97,7 +97,7 @@ assignments:
     assert_eq!(flags("published"), (false, true, true, true));
     assert_eq!(flags("number"), (true, false, false, false));
     assert_eq!(flags("amount"), (true, false, true, true));
-    assert_eq!((table.table_no, table.key, table.lifecycle.updated_at), (1, 1, Some(3)));
+    assert_eq!((table.table_no, table.keys.as_slice(), table.lifecycle.updated_at), (1, [1].as_slice(), Some(3)));
     assert_eq!((table.columns[4].precision, table.columns[4].scale), (Some(10), Some(2)));
     assert_eq!(table.columns[6].portable, PortableType::Int64);
     let warned: Vec<String> = warnings.iter().map(ToString::to_string).collect();

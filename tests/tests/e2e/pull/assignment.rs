@@ -28,7 +28,7 @@ fn assign(state: &Database, prefixes: &[&str], templates: bool) -> anyhow::Resul
     state.run(&format!(
         "with c as (
              insert into tributary.configuration (schema_version, registry)
-             select schema_version, jsonb_set(registry::jsonb, '{{assignments,templates}}', '[{}]')::text
+             select schema_version, jsonb_set(registry::jsonb, '{{assignments}}', '{{\"templates\": [{}], \"queries\": []}}')::text
              from tributary.configuration order by configuration_no limit 1
              returning configuration_no
          )
@@ -61,6 +61,7 @@ fn int(body: &Json, name: &str) -> i64 {
 fn scopes_move_as_the_adr_says() -> anyhow::Result<()> {
     let sandbox = Sandbox::start(Options::default())?;
     let (source, state) = (sandbox.source()?, sandbox.state()?);
+    assign(&state, &PREFIXES, true)?;
     let mut client = sandbox.client("u_1", "moving")?;
     client.sync(500)?;
     ensure!(version(&state, "moving")? == 1, "the first set is version 1, whatever its size");
@@ -200,6 +201,7 @@ fn lost_answers_lose_no_assignment() -> anyhow::Result<()> {
     let sandbox = Sandbox::start(Options { pullers: 2, ..Options::default() })?;
     let (source, state) = (sandbox.source()?, sandbox.state()?);
     let urls: Vec<String> = sandbox.pullers.iter().filter_map(|puller| puller.url.clone()).collect();
+    assign(&state, &PREFIXES, true)?;
     let mut client = sandbox.client("u_1", "lossy")?;
     client.connect()?;
     let mut changes = version(&state, "lossy")?;
@@ -236,7 +238,9 @@ fn lost_answers_lose_no_assignment() -> anyhow::Result<()> {
         let known = checkpoints(&state, "lossy")?;
         ensure!(known.len() <= 7);
     }
-    assign(&state, &PREFIXES, true)?;
+    state.run(
+        "update tributary.progress set configuration_no = (select min(configuration_no) from tributary.configuration)",
+    )?;
     crate::sample::settle(&mut client, &source, "u_1", 100)?;
     Ok(())
 }

@@ -122,7 +122,10 @@ impl Boxes {
         source.run(&format!("insert into labels values ('{marker}', '{marker}', null)"))?;
         let state = self.sandbox.state()?;
         eventually(PATIENCE, || {
-            let seen = format!("select count(*) from tributary.scope where scope_id = 'box:{marker}'");
+            // The entry and not the scope: scopes are interned ahead of their state transaction.
+            let seen = format!(
+                "select count(*) from tributary.scope_entry join tributary.scope using (scope_no) where scope_id = 'box:{marker}'"
+            );
             ensure!(state.number(&seen)? == 1, "a commit is not materialized");
             Ok(())
         })
