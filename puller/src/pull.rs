@@ -16,7 +16,7 @@ use tributary_shared::store::pull::{self, Candidate, Captured};
 use tributary_shared::store::session;
 use tributary_shared::token::Expected;
 
-use crate::app::{App, Failure, Served, begin};
+use crate::app::{App, Commit, Failure, Served, begin};
 use crate::auth::Identity;
 use crate::error::ApiError;
 use crate::gate::{self, Opened, Presented, Reconciled};
@@ -31,7 +31,7 @@ pub async fn pull(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>, Ap
     let Ok(request) = envelope.pull() else {
         return Err(refuse_malformed(app, user, client_id).await);
     };
-    app.run(|| once(app, user, &request)).await
+    app.run(|commit| once(app, user, &request, commit)).await
 }
 
 /// The binding of client to user is checked before the rest of the envelope.
@@ -41,14 +41,14 @@ pub async fn refuse_malformed(
     client_id: Option<tributary_shared::protocol::ClientId>,
 ) -> ApiError {
     let Some(client_id) = client_id else { return ApiError::InvalidRequest };
-    match app.run(|| gate::belongs_to_another(app, user.user.as_str(), &client_id)).await {
+    match app.run(|_| gate::belongs_to_another(app, user.user.as_str(), &client_id)).await {
         Ok(false) => ApiError::InvalidRequest,
         Ok(true) => ApiError::AuthRequired,
         Err(error) => error,
     }
 }
 
-async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u8>, Failure> {
+async fn once(app: &App, user: &Identity, request: &PullRequest, commit: Commit) -> Result<Vec<u8>, Failure> {
     // The epoch first, the snapshot after it: what was accepted before this request cannot be missing in its answer.
     let accepted = app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?;
     let mut session = session::acquire(&app.state).await?;
@@ -69,7 +69,7 @@ async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u
         request.client_generation,
         &request.scopes,
     )?;
-    if client.materialized_epoch < accepted {
+    if client.materialized_epoch < accepted.require()? {
         return Err(ApiError::CapturePending { retry_after: 1 }.into());
     }
 
@@ -93,7 +93,7 @@ async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u
         }
     }
     acknowledge(app, &db, &client, &valid).await?;
-    db.commit().await?;
+    commit.send(db).await?;
 
     let added: Vec<ScopeId> =
         reconciled.assigned.keys().filter(|id| !request.scopes.contains_key(*id)).cloned().collect();

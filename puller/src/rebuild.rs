@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use deadpool_postgres::Transaction;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
 use tributary_shared::continuation::{self, Continuation, Refusal};
 use tributary_shared::cursor::Cursor;
 use tributary_shared::position::Position;
@@ -18,11 +19,12 @@ use tributary_shared::store::snapshot::{self, Session};
 use tributary_shared::token::{Bindings, Expected, KeyId, Lineage};
 use uuid::Uuid;
 
-use crate::app::{App, Failure, begin, micros};
+use crate::app::{App, Commit, Failure, begin, micros};
 use crate::auth::Identity;
 use crate::digests;
 use crate::error::ApiError;
 use crate::gate::{self, Opened};
+use crate::place::Place;
 use crate::pull::refuse_malformed;
 use crate::staging::{self, Latest, Turn};
 
@@ -33,20 +35,21 @@ const STAGING_WAIT: Duration = Duration::from_secs(50);
 const STAGING_POLL: Duration = Duration::from_millis(100);
 
 /// Answers a rebuild page.
-pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8], place: Place) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
     let Ok(request) = envelope.rebuild() else {
         return Err(refuse_malformed(app, user, client_id).await);
     };
-    let (scope_no, accepted) = match app.run(|| once(app, user, &request, Mode::Reuse(None))).await? {
+    let (scope_no, accepted) = match app.run(|commit| once(app, user, &request, Mode::Reuse(None), commit)).await? {
         Outcome::Page(page) => return Ok(page),
         Outcome::Unstaged { scope_no, accepted } => (scope_no, accepted),
     };
     // Nobody has staged this content: one rebuild does, the others wait for it.
     let waiting = Waiting { app, user, request: &request, scope_no, since: Instant::now(), accepted };
     tokio::select! {
-        answer = waiting.answer() => answer,
+        biased;
+        answer = waiting.answer(place) => answer,
         () = tokio::time::sleep(STAGING_WAIT) => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
         () = app.staging.leaving.cancelled() => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
     }
@@ -65,23 +68,24 @@ struct Waiting<'a> {
 
 impl Waiting<'_> {
     /// Waits for whoever stages the scope, or stages it.
-    async fn answer(&self) -> Result<Vec<u8>, ApiError> {
+    async fn answer(&self, mut place: Place) -> Result<Vec<u8>, ApiError> {
+        let waiters = &self.app.staging.waiters;
         let turn = self.app.staging.turn(self.scope_no);
-        let mut permit = None;
         loop {
             if let Ok(guard) = turn.lock.clone().try_lock_owned() {
+                let running = self.app.staging.running.clone().try_acquire_owned().ok();
+                if running.is_none() {
+                    place.change(waiters)?;
+                }
                 let (app, user, request) = (self.app.clone(), self.user.clone(), self.request.clone());
-                let staging = stage(app, user, request, turn.clone(), guard);
+                let staging = stage(app, user, request, turn.clone(), running, (guard, place));
                 // A task of its own: whether the client waits or not, the work is not lost.
                 return tokio::spawn(staging).await.unwrap_or_else(|error| {
                     tracing::error!(%error, "a staging ended early");
                     Err(ApiError::TemporaryUnavailable { retry_after: 1 })
                 });
             }
-            if permit.is_none() {
-                let waiters = &self.app.staging.waiters;
-                permit = Some(waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?);
-            }
+            place.change(waiters)?;
             // Whoever waited looks whether the one before it has staged the content, without holding up the others.
             drop(turn.lock.lock().await);
             // What was staged from a state snapshot opened while this request waited is as good as staging it now, though
@@ -90,25 +94,32 @@ impl Waiting<'_> {
             let shared = latest.map(|latest| Shared { latest, accepted: self.accepted });
             let mode = Mode::Reuse(shared);
             let _reading = self.app.staging.readers.acquire().await;
-            if let Outcome::Page(page) = self.app.run(|| once(self.app, self.user, self.request, mode.clone())).await? {
+            if let Outcome::Page(page) =
+                self.app.run(|commit| once(self.app, self.user, self.request, mode.clone(), commit)).await?
+            {
                 return Ok(page);
             }
         }
     }
 }
 
-/// Stages a scope and answers the first page, holding the scope's turn; while another puller stages it, waits for that.
+/// Stages a scope and answers the first page, holding the scope's turn and the request's place; while others stage that
+/// are as many as may, or another puller stages it, waits for that.
 async fn stage(
     app: Arc<App>,
     user: Identity,
     request: RebuildRequest,
     turn: Arc<Turn>,
-    _guard: tokio::sync::OwnedMutexGuard<()>,
+    mut running: Option<OwnedSemaphorePermit>,
+    _held: (OwnedMutexGuard<()>, Place),
 ) -> Result<Vec<u8>, ApiError> {
     loop {
         let outcome = {
-            let _running = app.staging.running.acquire().await;
-            app.run(|| once(&app, &user, &request, Mode::Stage(turn.clone()))).await?
+            let _running = match running.take() {
+                Some(running) => running,
+                None => app.staging.running.clone().acquire_owned().await.expect("never closed"),
+            };
+            app.run(|commit| once(&app, &user, &request, Mode::Stage(turn.clone()), commit)).await?
         };
         match outcome {
             Outcome::Page(page) => return Ok(page),
@@ -144,7 +155,13 @@ enum Outcome {
     },
 }
 
-async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) -> Result<Outcome, Failure> {
+async fn once(
+    app: &App,
+    user: &Identity,
+    request: &RebuildRequest,
+    mode: Mode,
+    commit: Commit,
+) -> Result<Outcome, Failure> {
     let accepted = app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?;
     let opening = Instant::now();
     let mut connection = session::acquire(&app.state).await?;
@@ -154,18 +171,19 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) 
     let assigned = gate::assigned(&db, &opened.served, user).await?;
     let scope =
         opened.scopes.get(request.scope.as_str()).filter(|scope| scope.assigned && assigned.contains(&scope.scope_id));
-    let context = Context { app, db: &db, opened: &opened, client, user, request, accepted };
+    let context = Context { app, db: &db, opened: &opened, client, user, request };
     match &request.cursor {
         None => {
             let scope = scope.ok_or(ApiError::InvalidRequest)?;
+            let accepted = accepted.require()?;
             if client.materialized_epoch < accepted {
                 return Err(ApiError::CapturePending { retry_after: 1 }.into());
             }
-            let Some(session) = context.first(scope, &mode).await? else {
+            let Some(session) = context.first(scope, accepted, &mode).await? else {
                 return Ok(Outcome::Unstaged { scope_no: scope.scope_no, accepted });
             };
             let page = context.page(&session, scope, 0).await?;
-            db.commit().await?;
+            commit.send(db).await?;
             // The session of an earlier attempt can be of older content.
             let present = session.boundary_lsn == opened.progress.boundary_lsn;
             if let (Mode::Stage(turn), true) = (mode, present) {
@@ -185,7 +203,8 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) 
             let scope = scope.ok_or(ApiError::RebuildRestartRequired)?;
             let current = continuation::Current {
                 lineage: opened.lineage(request.client_generation, scope),
-                accepted_write_epoch: accepted as u64,
+                // Without the source every other cause is told all the same.
+                accepted_write_epoch: accepted.known().map_or(continuation.accepted_write_epoch, |epoch| epoch as u64),
                 now: micros(app.now()),
             };
             if continuation.lapse(&current).is_some() {
@@ -199,7 +218,7 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) 
             if let Some(Refusal::PageLimit) = continuation.refusal(&current, request.limit) {
                 return Err(ApiError::InvalidRequest.into());
             }
-            if client.materialized_epoch < accepted {
+            if client.materialized_epoch < accepted.require()? {
                 return Err(ApiError::CapturePending { retry_after: 1 }.into());
             }
             let page = context.page(&session, scope, continuation.next_row_ordinal).await?;
@@ -215,7 +234,6 @@ struct Context<'a> {
     client: &'a Client,
     user: &'a Identity,
     request: &'a RebuildRequest,
-    accepted: i64,
 }
 
 impl<'a> Context<'a> {
@@ -229,7 +247,7 @@ impl<'a> Context<'a> {
 
     /// The session of the first request: the unexpired one of this attempt, or a new one. `None`: the content is not
     /// staged, and this request may not do it now.
-    async fn first(&self, scope: &ClientScope, mode: &Mode) -> Result<Option<Session>, Failure> {
+    async fn first(&self, scope: &ClientScope, accepted: i64, mode: &Mode) -> Result<Option<Session>, Failure> {
         let lineage = self.opened.lineage(self.request.client_generation, scope);
         let now = self.app.now();
         let mut wanted = Session {
@@ -242,7 +260,7 @@ impl<'a> Context<'a> {
             schema_version: self.opened.served.configuration.schema_version as i64,
             membership_generation: lineage.membership_generation as i64,
             retention_generation: lineage.retention_generation as i64,
-            accepted_write_epoch: self.accepted,
+            accepted_write_epoch: accepted,
             boundary_lsn: self.opened.progress.boundary_lsn,
             page_limit: i32::from(self.request.limit),
             key_id: self.app.keys.signing_key().to_sql(),
@@ -262,7 +280,7 @@ impl<'a> Context<'a> {
             (None, Mode::Stage(_)) => {
                 staging::stage(self.app, self.db, self.opened, scope).await?.map(|staged| staged.snapshot_no)
             }
-            (None, Mode::Reuse(Some(shared))) if self.may_share(&key, scope, shared) => {
+            (None, Mode::Reuse(Some(shared))) if may_share(&key, scope, accepted, shared) => {
                 wanted.boundary_lsn = shared.latest.boundary;
                 let staged = snapshot::load(self.db, shared.latest.snapshot_no).await?;
                 staged.map(|staged| staged.snapshot_no)
@@ -273,13 +291,6 @@ impl<'a> Context<'a> {
         wanted.snapshot_no = snapshot_no;
         snapshot::create_session(self.db, &wanted).await?;
         Ok(Some(wanted))
-    }
-
-    /// Whether a snapshot that was staged for another while this request waited is one that it could have staged itself: under the same generations, not below the resume floor, and with every write that was accepted.
-    fn may_share(&self, key: &DigestKey, scope: &ClientScope, shared: &Shared) -> bool {
-        let latest = &shared.latest;
-        let same = DigestKey { content: key.content, ..latest.key } == *key;
-        same && shared.accepted == self.accepted && Position::boundary(latest.boundary) >= scope.floor
     }
 
     /// The page that begins at a row of the staged order: the same octets whenever it is asked for.
@@ -346,4 +357,12 @@ impl<'a> Context<'a> {
         };
         Ok(page)
     }
+}
+
+/// Whether a snapshot that was staged for another while this request waited is one that it could have staged itself: under
+/// the same generations, not below the resume floor, and with every write that was accepted.
+fn may_share(key: &DigestKey, scope: &ClientScope, accepted: i64, shared: &Shared) -> bool {
+    let latest = &shared.latest;
+    let same = DigestKey { content: key.content, ..latest.key } == *key;
+    same && shared.accepted == accepted && Position::boundary(latest.boundary) >= scope.floor
 }
