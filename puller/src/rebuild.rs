@@ -24,7 +24,7 @@ use crate::auth::Identity;
 use crate::digests;
 use crate::error::ApiError;
 use crate::gate::{self, Opened};
-use crate::place::Place;
+use crate::permit::Permit;
 use crate::pull::refuse_malformed;
 use crate::staging::{self, Latest, Turn};
 
@@ -35,7 +35,7 @@ const STAGING_WAIT: Duration = Duration::from_secs(50);
 const STAGING_POLL: Duration = Duration::from_millis(100);
 
 /// Answers a rebuild page.
-pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8], place: Place) -> Result<Vec<u8>, ApiError> {
+pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8], permit: Permit) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
     let Ok(request) = envelope.rebuild() else {
@@ -47,12 +47,7 @@ pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8], place: Place)
     };
     // Nobody has staged this content: one rebuild does, the others wait for it.
     let waiting = Waiting { app, user, request: &request, scope_no, since: Instant::now(), accepted };
-    tokio::select! {
-        biased;
-        answer = waiting.answer(place) => answer,
-        () = tokio::time::sleep(STAGING_WAIT) => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
-        () = app.staging.leaving.cancelled() => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
-    }
+    waiting.answer(permit).await
 }
 
 /// A first request whose content is not staged.
@@ -67,33 +62,44 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
+    /// Waits for something, until the client has waited long enough or this process is about to leave.
+    async fn patiently<T>(&self, wait: impl Future<Output = T>) -> Result<T, ApiError> {
+        let unavailable = ApiError::TemporaryUnavailable { retry_after: 1 };
+        tokio::select! {
+            biased;
+            done = wait => Ok(done),
+            () = tokio::time::sleep_until((self.since + STAGING_WAIT).into()) => Err(unavailable),
+            () = self.app.staging.leaving.cancelled() => Err(unavailable),
+        }
+    }
+
     /// Waits for whoever stages the scope, or stages it.
-    async fn answer(&self, mut place: Place) -> Result<Vec<u8>, ApiError> {
+    async fn answer(&self, mut permit: Permit) -> Result<Vec<u8>, ApiError> {
         let waiters = &self.app.staging.waiters;
         let turn = self.app.staging.turn(self.scope_no);
         loop {
             if let Ok(guard) = turn.lock.clone().try_lock_owned() {
                 let running = self.app.staging.running.clone().try_acquire_owned().ok();
                 if running.is_none() {
-                    place.change(waiters)?;
+                    permit.change(waiters)?;
                 }
                 let (app, user, request) = (self.app.clone(), self.user.clone(), self.request.clone());
-                let staging = stage(app, user, request, turn.clone(), running, (guard, place));
+                let staging = stage(app, user, request, turn.clone(), running, (guard, permit));
                 // A task of its own: whether the client waits or not, the work is not lost.
-                return tokio::spawn(staging).await.unwrap_or_else(|error| {
+                return self.patiently(tokio::spawn(staging)).await?.unwrap_or_else(|error| {
                     tracing::error!(%error, "a staging ended early");
                     Err(ApiError::TemporaryUnavailable { retry_after: 1 })
                 });
             }
-            place.change(waiters)?;
+            permit.change(waiters)?;
             // Whoever waited looks whether the one before it has staged the content, without holding up the others.
-            drop(turn.lock.lock().await);
+            drop(self.patiently(turn.lock.lock()).await?);
             // What was staged from a state snapshot opened while this request waited is as good as staging it now, though
             // the scope has changed since: that is how many clients share one staging of a scope that never rests.
             let latest = turn.latest().filter(|latest| latest.opened >= self.since);
             let shared = latest.map(|latest| Shared { latest, accepted: self.accepted });
             let mode = Mode::Reuse(shared);
-            let _reading = self.app.staging.readers.acquire().await;
+            let _reading = self.patiently(self.app.staging.readers.acquire()).await?;
             if let Outcome::Page(page) =
                 self.app.run(|commit| once(self.app, self.user, self.request, mode.clone(), commit)).await?
             {
@@ -103,7 +109,7 @@ impl Waiting<'_> {
     }
 }
 
-/// Stages a scope and answers the first page, holding the scope's turn and the request's place; while others stage that
+/// Stages a scope and answers the first page, holding the scope's turn and the request's permit; while others stage that
 /// are as many as may, or another puller stages it, waits for that.
 async fn stage(
     app: Arc<App>,
@@ -111,7 +117,7 @@ async fn stage(
     request: RebuildRequest,
     turn: Arc<Turn>,
     mut running: Option<OwnedSemaphorePermit>,
-    _held: (OwnedMutexGuard<()>, Place),
+    _held: (OwnedMutexGuard<()>, Permit),
 ) -> Result<Vec<u8>, ApiError> {
     loop {
         let outcome = {

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use crate::app::App;
 use crate::auth::Identity;
 use crate::error::ApiError;
-use crate::place::Place;
+use crate::permit::Permit;
 use crate::{connect, pull, rebuild};
 
 /// The public interface.
@@ -48,16 +48,16 @@ struct Server {
 }
 
 async fn connect_route(State(server): State<Server>, request: Request) -> Response {
-    server.answer("connect", request, async |app, user, body, _place| connect::connect(app, user, body).await).await
+    server.answer("connect", request, async |app, user, body, _permit| connect::connect(app, user, body).await).await
 }
 
 async fn pull_route(State(server): State<Server>, request: Request) -> Response {
-    server.answer("pull", request, async |app, user, body, _place| pull::pull(app, user, body).await).await
+    server.answer("pull", request, async |app, user, body, _permit| pull::pull(app, user, body).await).await
 }
 
 async fn rebuild_route(State(server): State<Server>, request: Request) -> Response {
     server
-        .answer("rebuild", request, async |app, user, body, place| rebuild::rebuild(app, user, body, place).await)
+        .answer("rebuild", request, async |app, user, body, permit| rebuild::rebuild(app, user, body, permit).await)
         .await
 }
 
@@ -77,7 +77,7 @@ impl Server {
         &self,
         endpoint: &'static str,
         request: Request,
-        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8], Place) -> Result<Vec<u8>, ApiError>,
+        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8], Permit) -> Result<Vec<u8>, ApiError>,
     ) -> Response {
         let started = Instant::now();
         let outcome = self.work(request, work).await;
@@ -100,16 +100,16 @@ impl Server {
     async fn work(
         &self,
         request: Request,
-        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8], Place) -> Result<Vec<u8>, ApiError>,
+        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8], Permit) -> Result<Vec<u8>, ApiError>,
     ) -> Result<Vec<u8>, ApiError> {
-        let place = Place::take(&self.in_flight)?;
+        let permit = Permit::take(&self.in_flight)?;
         let (identity, body) = tokio::select! {
             biased;
             read = self.read(request) => read?,
             // From here on it is the request's own business when it can be given up (see `App::run`).
             () = self.app.give_up.cancelled() => return Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
         };
-        work(&self.app, &identity, &body, place).await
+        work(&self.app, &identity, &body, permit).await
     }
 
     /// Who sends a request, and its body.

@@ -78,6 +78,9 @@ fn issuing_acknowledges_nothing_and_presenting_acknowledges_its_scope() -> anyho
     }
     ensure!(amid >= 3, "only {amid} pages end amid the tasks");
     let presented = client.scopes.clone();
+    // Connect is shown all cursors, and acknowledges none.
+    client.connect()?;
+    ensure!(client.scopes == presented && checkpoints(&state, "ack")? == last, "connect acknowledged");
     accept(&client, "/sync/pull", &client.pull_request(7))?;
     let end = checkpoints(&state, "ack")?;
     ensure!(end[TASKS] > start[TASKS] && end[COMMENTS] > start[COMMENTS]);

@@ -105,6 +105,20 @@ fn a_statement_timeout_leaves_nothing_of_a_staging() -> anyhow::Result<()> {
 }
 
 #[test]
+fn a_lost_session_leaves_nothing_of_a_staging() -> anyhow::Result<()> {
+    interrupted(
+        &[],
+        |boxes| {
+            let sql = "select pg_terminate_backend(pid) from pg_stat_activity
+                where wait_event_type = 'Lock' and query like '%add_block%'";
+            boxes.sandbox.state()?.run(sql)
+        },
+        unavailable,
+        |_| Ok(()),
+    )
+}
+
+#[test]
 fn a_terminated_puller_says_so_and_leaves_nothing_of_a_staging() -> anyhow::Result<()> {
     interrupted(
         &[],
