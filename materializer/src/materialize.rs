@@ -12,6 +12,7 @@ use tributary_shared::canonical::{FieldSource, RowEncoder, WireFields, wire_fiel
 use tributary_shared::position::Position;
 use tributary_shared::registry::{Registry, Table};
 use tributary_shared::rule::{Rule, RuleSql};
+use tributary_shared::seal::RowSeal;
 use tributary_shared::store::error::StoreError;
 use tributary_shared::store::membership::Changed;
 use tributary_shared::store::scope;
@@ -504,7 +505,7 @@ impl Writer {
         let version = self.baseline_version.unwrap_or(state.position);
         let resolved = Self::resolve(table, pending, state, former, wires)?.unwrap_or_default();
         let stored = table.columns.iter().zip(&resolved).filter(|(c, _)| c.stored).map(|(_, r)| r.text()).collect();
-        let mut write = RowWrite { row_id, key: &pending.key, version, wire: None, digest: None, stored };
+        let mut write = RowWrite { row_id, key: &pending.key, version, wire: None, digest: None, seal: None, stored };
         if !table.capture_only {
             let sources: Vec<FieldSource<'_>> = resolved
                 .iter()
@@ -518,6 +519,8 @@ impl Writer {
             let encoded = self.encoders[index]
                 .encode(&sources, &self.schema_hash, &version.server_version())
                 .map_err(|e| self.poison(index, &e.to_string()))?;
+            let sealed = RowSeal::new(row_id, table.table_no, &pending.key, version, &encoded.digest, &encoded.wire);
+            write.seal = Some(sealed);
             write.wire = Some(encoded.wire);
             write.digest = Some(encoded.digest);
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use deadpool_postgres::{Object, Transaction};
+use deadpool_postgres::{GenericClient, Object, Transaction};
 use tokio_postgres::IsolationLevel;
 use tokio_util::sync::CancellationToken;
 use tributary_shared::canonical::RowEncoder;
@@ -148,8 +148,17 @@ impl App {
         }
     }
 
+    /// [`Self::accepted_epoch`] of several clients, `(user_id, client_id)`, in their order.
+    pub async fn accepted_epochs_of(&self, clients: &[(&str, &str)]) -> Result<Vec<i64>, Failure> {
+        if clients.is_empty() {
+            return Ok(Vec::new());
+        }
+        let db = session::acquire(self.source.as_ref().unwrap_or(&self.state)).await?;
+        Ok(source::accepted_epochs_of(&db, clients).await?)
+    }
+
     /// The configuration of this number; read once.
-    pub async fn served(&self, db: &Transaction<'_>, configuration_no: i64) -> Result<Arc<Served>, Failure> {
+    pub async fn served(&self, db: &impl GenericClient, configuration_no: i64) -> Result<Arc<Served>, Failure> {
         let known = self.served.lock().unwrap_or_else(PoisonError::into_inner).get(&configuration_no).cloned();
         if let Some(served) = known {
             return Ok(served);
@@ -219,6 +228,12 @@ impl App {
 /// A client's accepted-write epoch in the source, or why it cannot be read.
 pub struct Accepted(Result<i64, Failure>);
 
+impl From<i64> for Accepted {
+    fn from(epoch: i64) -> Self {
+        Self(Ok(epoch))
+    }
+}
+
 impl Accepted {
     /// The epoch; `None` when it is unknown.
     pub fn known(&self) -> Option<i64> {
@@ -237,9 +252,12 @@ pub struct Commit(Arc<AtomicBool>);
 
 impl Commit {
     /// Commits. From here on the request is not failed by ourselves: the database may already have done it.
-    pub async fn send(&self, db: Transaction<'_>) -> Result<(), Failure> {
+    pub async fn send<E>(&self, commit: impl Future<Output = Result<(), E>>) -> Result<(), Failure>
+    where
+        Failure: From<E>,
+    {
         self.0.store(true, Ordering::Relaxed);
-        Ok(db.commit().await?)
+        Ok(commit.await?)
     }
 
     fn is_sent(&self) -> bool {

@@ -82,7 +82,7 @@ async fn once(app: &App, user: &Identity, request: &ConnectRequest, commit: Comm
             delta.cursors.insert(id.clone(), None);
         }
     }
-    commit.send(db).await?;
+    commit.send(db.commit()).await?;
 
     let affected: Vec<ScopeId> = reconciled.assigned.keys().cloned().collect();
     let definition = RawValue::from_string(opened.served.configuration.manifest_document.clone())

@@ -23,4 +23,5 @@ pub mod session;
 pub mod snapshot;
 pub mod source;
 mod statement;
+pub mod transaction;
 pub mod write;

@@ -202,6 +202,18 @@ pub async fn accepted_epoch(db: &impl GenericClient, user_id: &str, client_id: &
     Ok(row.map(|row| row.try_get(0)).transpose()?.unwrap_or(0))
 }
 
+/// [`accepted_epoch`] of several clients, `(user_id, client_id)`, in their order.
+pub async fn accepted_epochs_of(db: &impl GenericClient, clients: &[(&str, &str)]) -> Result<Vec<i64>> {
+    let sql = "-- source::accepted_epochs_of
+        select coalesce(a.epoch, 0)
+        from unnest($1::text[], $2::text[]) with ordinality as u (user_id, client_id, number)
+        left join tributary.accepted_write a on a.user_id = u.user_id and a.client_id = u.client_id
+        order by u.number";
+    let (users, ids): (Vec<&str>, Vec<&str>) = clients.iter().copied().unzip();
+    let rows = statement::query(db, sql, &[&users, &ids]).await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
 /// Epochs that a baseline's snapshot sees: the baseline counts as having materialized them. Read through a session
 /// that imported the snapshot; streams, as there may be many.
 pub async fn accepted_epochs(

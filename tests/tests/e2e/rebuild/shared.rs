@@ -149,7 +149,7 @@ fn surplus_clients_come_back_and_are_served() -> anyhow::Result<()> {
     staged_once(1, &["--max-staging-waiters", "20"])
 }
 
-/// A scope that never rests: who waits for a staging shares the one that was begun after it arrived.
+/// A scope that never rests: one staging makes the sessions of all that wait when it begins, at one boundary.
 #[test]
 fn many_clients_at_once_share_a_scope_that_never_rests() -> anyhow::Result<()> {
     let (clients, rows) = if full() { (1000, 100_000) } else { (100, 10_000) };

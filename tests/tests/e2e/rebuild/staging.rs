@@ -348,11 +348,11 @@ fn snapshots_without_a_live_session_are_removed() -> anyhow::Result<()> {
             where rebuild_id = '{}';
          update tributary.snapshot set created_at = created_at - interval '25 hours';
          insert into tributary.snapshot (scope_no, stream_generation, schema_version, membership_generation, content_lsn,
-             content_ordinal, row_count, byte_count, digest, created_at)
+             content_ordinal, row_count, byte_count, digest, seal, created_at)
          select scope_no, stream_generation, schema_version, membership_generation, content_lsn, content_ordinal - n,
-             1, 1000, digest, created_at from tributary.snapshot, generate_series(1, 100) n;
-         insert into tributary.snapshot_block (snapshot_no, block_no, first_row, record_ends, records)
-         select snapshot_no, 0, 0, '{{1}}', 'x' from tributary.snapshot where byte_count = 1000",
+             1, 1000, digest, seal, created_at from tributary.snapshot, generate_series(1, 100) n;
+         insert into tributary.snapshot_block (snapshot_no, block_no, first_row, record_ends, records, seal)
+         select snapshot_no, 0, 0, '{{1}}', 'x', 'x' from tributary.snapshot where byte_count = 1000",
         old.rebuild_id
     ))?;
     eventually(PATIENCE, || {
