@@ -131,7 +131,7 @@ class Layout:
         server.must(state, "tributary_materializer", create)
 
     def roles(self):
-        source = ["-v", "source=1", "-v", "tables=public.documents"]
+        source = ["-v", "source=1", "-v", "tables=public.documents", "-v", "publish=tributary"]
         if self.source == self.state:
             self.server.must(self.source, "postgres", (DEPLOY / "sql/roles.sql").read_text(), *source, "-v", "state=1")
         else:
@@ -219,8 +219,8 @@ class Layout:
         for role in ("tributary_puller", "tributary_materializer", "writer", "watcher"):
             if not self.server.psql(self.source, role, slot, replication=True):
                 yield f"{role} may make a slot"
-        # The publication's list of tables is the materializer's to keep, where it may act for their owner.
-        publish = "create publication tributary for table only public.documents"
+        # The publication is the administrator's, or the materializer's to keep where it may act for the tables' owner.
+        publish = "create publication kept for table only public.documents"
         if not self.server.psql(self.source, "tributary_replication", publish):
             yield "tributary_replication publishes tables that are not its own"
         self.server.must(self.source, "postgres", "grant app to tributary_replication")

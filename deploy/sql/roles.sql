@@ -1,6 +1,6 @@
 -- Roles with only what each of them needs. With psql, as a superuser or the managed service's administrator:
 --
---   psql -v ON_ERROR_STOP=1 -v source=1 -v tables='public.documents, public.templates' -f roles.sql SOURCE
+--   psql -v ON_ERROR_STOP=1 -v source=1 -v tables='public.documents, public.templates' -v publish=tributary -f roles.sql SOURCE
 --   psql -v ON_ERROR_STOP=1 -v state=1 -f roles.sql STATE
 --
 -- and with both of `source` and `state` where they are one database. Then give each role that logs in a password
@@ -13,13 +13,16 @@
 --   tributary_application   no login; granted to the roles of application servers that call tributary.accept_write
 --   tributary_monitor       no login; granted to people: progress, leader, quarantine, never a row, scope or user
 --
+-- publish makes the publication of this name for `tables`, or brings it up to them: run by who owns them, or a superuser.
+-- The materializer leaves a publication alone that is as it needs it.
+--
 -- Variables that are not always needed:
 --
---   owner        the role that owns the tables: makes tributary_replication a member, so that the materializer can keep the
---                publication's list of tables itself, which PostgreSQL leaves to the tables' owner. It can write the tables
---                then. Not possible where the owner is the very administrator who makes the roles (PostgreSQL 16).
+--   owner        instead of `publish`, the role that owns the tables: makes tributary_replication a member, so that the
+--                materializer keeps the publication's list of tables itself. It can write the tables then. Not possible
+--                where the owner is the very administrator who makes the roles (PostgreSQL 16).
 --   replication  a role that exists and may replicate, instead of tributary_replication: where the administrator
---                may not give REPLICATION, or `owner` is not possible.
+--                may not give REPLICATION.
 
 set client_min_messages = warning;
 \if :{?replication}
@@ -84,5 +87,14 @@ select distinct format('grant usage on schema %I to %I', table_schema, grantee)
 from information_schema.table_privileges
 where grantee = :'replication' and table_schema not in ('tributary', 'tributary_data')
 \gexec
+\if :{?publish}
+select format(
+    case when exists (select from pg_publication where pubname = :'publish')
+        then 'alter publication %1$I set table %2$s' else 'create publication %1$I for table %2$s' end,
+    :'publish', 'only ' || regexp_replace(:'tables', '\s*,\s*', ', only ', 'g'))
+union all select format(
+    'alter publication %I set (publish = ''insert, update, delete, truncate'', publish_via_partition_root = true)', :'publish')
+\gexec
+\endif
 \endif
 \endif

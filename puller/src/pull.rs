@@ -15,7 +15,7 @@ use tributary_shared::store::pull::{self, Candidate, Captured};
 use tributary_shared::store::transaction::{Begun, Isolation};
 use tributary_shared::token::Expected;
 
-use crate::app::{App, Failure, Served};
+use crate::app::{Accepted, App, Commit, Failure, Served};
 use crate::auth::Identity;
 use crate::error::ApiError;
 use crate::gate::{self, Opened, Presented, Reconciled};
@@ -30,7 +30,7 @@ pub async fn pull(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>, Ap
     let Ok(request) = envelope.pull() else {
         return Err(refuse_malformed(app, user, client_id).await);
     };
-    app.run(|| once(app, user, &request)).await
+    app.run(|commit| once(app, user, &request, commit)).await
 }
 
 /// The binding of client to user is checked before the rest of the envelope.
@@ -40,14 +40,14 @@ pub async fn refuse_malformed(
     client_id: Option<tributary_shared::protocol::ClientId>,
 ) -> ApiError {
     let Some(client_id) = client_id else { return ApiError::InvalidRequest };
-    match app.run(|| gate::belongs_to_another(app, user.user.as_str(), &client_id)).await {
+    match app.run(|_| gate::belongs_to_another(app, user.user.as_str(), &client_id)).await {
         Ok(false) => ApiError::InvalidRequest,
         Ok(true) => ApiError::AuthRequired,
         Err(error) => error,
     }
 }
 
-async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u8>, Failure> {
+async fn once(app: &App, user: &Identity, request: &PullRequest, commit: Commit) -> Result<Vec<u8>, Failure> {
     // The epoch first, the snapshot after it: what was accepted before this request cannot be missing in its answer.
     let elsewhere = match &app.source {
         Some(_) => Some(app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?),
@@ -55,7 +55,7 @@ async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u
     };
     let db = Begun::acquire(&app.state, Isolation::RepeatableRead).await?;
     let (opened, here) = gate::begin(app, &db, user.user.as_str(), &request.client_id).await?;
-    let accepted = elsewhere.or(here).unwrap_or(0);
+    let accepted = elsewhere.unwrap_or_else(|| Accepted::from(here.unwrap_or(0)));
     let client = opened.admit(user.user.as_str(), request.client_generation, &request.schema)?.clone();
     if request.scope_set_version > client.scope_set_version as u64 {
         return Err(ApiError::InvalidRequest.into());
@@ -71,7 +71,7 @@ async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u
         request.client_generation,
         &request.scopes,
     )?;
-    if client.materialized_epoch < accepted {
+    if client.materialized_epoch < accepted.require()? {
         return Err(ApiError::CapturePending { retry_after: 1 }.into());
     }
 
@@ -96,8 +96,13 @@ async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u
         }
     }
     // What only read has nothing to wait for: its transaction ends behind the answer.
-    if acknowledge(app, session, &client, &valid).await? || reconciled.changed {
-        db.commit().await?;
+    let acknowledged = acknowledge(app, session, &client, &valid).await?;
+    if acknowledged && !reconciled.changed {
+        // What was presented once is presented again: a crash that takes a checkpoint back takes nothing from anybody.
+        client::relax_commit(session).await?;
+    }
+    if acknowledged || reconciled.changed {
+        commit.send(db.commit()).await?;
     }
 
     let added: Vec<ScopeId> =

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use deadpool_postgres::Transaction;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
+use tokio::time::Instant;
 use tributary_shared::continuation::{self, Continuation, Refusal};
 use tributary_shared::cursor::Cursor;
 use tributary_shared::position::Position;
@@ -17,11 +19,12 @@ use tributary_shared::store::snapshot::{self, Session};
 use tributary_shared::token::{Bindings, Expected, KeyId, Lineage};
 use uuid::Uuid;
 
-use crate::app::{App, Failure, begin, micros};
+use crate::app::{App, Commit, Failure, begin, micros};
 use crate::auth::Identity;
 use crate::digests;
 use crate::error::ApiError;
 use crate::gate::{self, Opened};
+use crate::permit::Permit;
 use crate::pull::refuse_malformed;
 use crate::staging::{self, Ticket, Turn};
 
@@ -32,64 +35,88 @@ const STAGING_WAIT: Duration = Duration::from_secs(50);
 const STAGING_POLL: Duration = Duration::from_millis(100);
 
 /// Answers a rebuild page.
-pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8], permit: Permit) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
     let Ok(request) = envelope.rebuild() else {
         return Err(refuse_malformed(app, user, client_id).await);
     };
-    let scope_no = match app.run(|| once(app, user, &request, &Mode::Reuse)).await? {
+    let scope_no = match app.run(|commit| once(app, user, &request, &Mode::Reuse, commit)).await? {
         Outcome::Page(page) => return Ok(page),
         Outcome::Unstaged { scope_no } => scope_no,
     };
     // Nobody has staged this content: one rebuild does, the others wait for it.
+    wait(app, user, &request, scope_no, permit).await
+}
+
+/// Waits for something until this moment, or until this process is about to leave. Only waits are cut so, never a
+/// transaction: one whose commit was sent is not told that it failed.
+async fn patiently<T>(app: &App, until: Instant, wait: impl Future<Output = T>) -> Result<T, ApiError> {
+    let unavailable = ApiError::TemporaryUnavailable { retry_after: 1 };
     tokio::select! {
-        answer = wait(app, user, &request, scope_no) => answer,
-        () = tokio::time::sleep(STAGING_WAIT) => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
-        () = app.staging.leaving.cancelled() => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
+        biased;
+        done = wait => Ok(done),
+        () = tokio::time::sleep_until(until) => Err(unavailable),
+        () = app.staging.leaving.cancelled() => Err(unavailable),
     }
 }
 
 /// Waits for whoever stages the scope, or stages it.
-async fn wait(app: &Arc<App>, user: &Identity, request: &RebuildRequest, scope_no: i32) -> Result<Vec<u8>, ApiError> {
+async fn wait(
+    app: &Arc<App>,
+    user: &Identity,
+    request: &RebuildRequest,
+    scope_no: i32,
+    mut permit: Permit,
+) -> Result<Vec<u8>, ApiError> {
+    let until = Instant::now() + STAGING_WAIT;
     let turn = app.staging.turn(scope_no);
     let mut waiting = None;
     loop {
         if let Ok(guard) = turn.lock.clone().try_lock_owned() {
             drop(waiting.take());
-            let staging = stage(app.clone(), user.clone(), request.clone(), turn.clone(), guard);
+            let running = app.staging.running.clone().try_acquire_owned().ok();
+            if running.is_none() {
+                permit.change(&app.staging.waiters)?;
+            }
+            let staging = stage(app.clone(), user.clone(), request.clone(), turn.clone(), running, (guard, permit));
             // A task of its own: whether the client waits or not, the work is not lost.
-            return tokio::spawn(staging).await.unwrap_or_else(|error| {
+            return patiently(app, until, tokio::spawn(staging)).await?.unwrap_or_else(|error| {
                 tracing::error!(%error, "a staging ended early");
                 Err(ApiError::TemporaryUnavailable { retry_after: 1 })
             });
         }
+        permit.change(&app.staging.waiters)?;
         if waiting.is_none() {
-            let permit = app.staging.waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?;
-            waiting = Some((permit, turn.wait(Ticket { user: user.clone(), request: request.clone() })));
+            waiting = Some(turn.wait(Ticket { user: user.clone(), request: request.clone() }));
         }
         // Whoever waited looks whether the one before it has made its session, without holding up the others.
-        drop(turn.lock.lock().await);
-        let _reading = app.staging.readers.acquire().await;
-        if let Outcome::Page(page) = app.run(|| once(app, user, request, &Mode::Reuse)).await? {
+        drop(patiently(app, until, turn.lock.lock()).await?);
+        let _reading = patiently(app, until, app.staging.readers.acquire()).await?;
+        if let Outcome::Page(page) = app.run(|commit| once(app, user, request, &Mode::Reuse, commit)).await? {
             return Ok(page);
         }
     }
 }
 
-/// Stages a scope and answers the first page, holding the scope's turn; while another puller stages it, waits for that.
+/// Stages a scope and answers the first page, holding the scope's turn and the request's permit; while as many stage as
+/// may, or another puller stages it, waits for that.
 async fn stage(
     app: Arc<App>,
     user: Identity,
     request: RebuildRequest,
     turn: Arc<Turn>,
-    _guard: tokio::sync::OwnedMutexGuard<()>,
+    mut running: Option<OwnedSemaphorePermit>,
+    _held: (OwnedMutexGuard<()>, Permit),
 ) -> Result<Vec<u8>, ApiError> {
     let mode = Mode::Stage(turn);
     loop {
         let outcome = {
-            let _running = app.staging.running.acquire().await;
-            app.run(|| once(&app, &user, &request, &mode)).await?
+            let _running = match running.take() {
+                Some(running) => running,
+                None => app.staging.running.clone().acquire_owned().await.expect("never closed"),
+            };
+            app.run(|commit| once(&app, &user, &request, &mode, commit)).await?
         };
         match outcome {
             Outcome::Page(page) => return Ok(page),
@@ -114,7 +141,13 @@ enum Outcome {
     },
 }
 
-async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: &Mode) -> Result<Outcome, Failure> {
+async fn once(
+    app: &App,
+    user: &Identity,
+    request: &RebuildRequest,
+    mode: &Mode,
+    commit: Commit,
+) -> Result<Outcome, Failure> {
     // Epochs first, the snapshot after them: what was accepted before is not missing in it.
     let accepted = app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?;
     let companions = match mode {
@@ -125,16 +158,19 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: &Mode)
     let db = begin(&mut connection).await?;
     let opened = gate::open(app, &db, &request.client_id).await?;
     let client = opened.admit(user.user.as_str(), request.client_generation, &request.schema)?;
-    let context = Context { app, db: &db, opened: &opened, client, user, request, accepted };
+    // Until it is required nothing reads an epoch that is unknown.
+    let epoch = accepted.known().unwrap_or(0);
+    let context = Context { app, db: &db, opened: &opened, client, user, request, accepted: epoch };
     match &request.cursor {
         None => {
             let scope = context.assigned().await?.ok_or(ApiError::InvalidRequest)?;
+            accepted.require()?;
             context.refuse_pending()?;
             let Some(session) = context.first(scope, mode, &companions).await? else {
                 return Ok(Outcome::Unstaged { scope_no: scope.scope_no });
             };
             let page = context.page(&session, scope, 0).await?;
-            db.commit().await?;
+            commit.send(db.commit()).await?;
             Ok(Outcome::Page(page))
         }
         Some(token) => {
@@ -144,7 +180,8 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: &Mode)
             let scope = context.assigned().await?.ok_or(ApiError::RebuildRestartRequired)?;
             let current = continuation::Current {
                 lineage: opened.lineage(request.client_generation, scope),
-                accepted_write_epoch: accepted as u64,
+                // Without the source every other cause is told all the same.
+                accepted_write_epoch: accepted.known().map_or(continuation.accepted_write_epoch, |epoch| epoch as u64),
                 now: micros(app.now()),
             };
             if continuation.lapse(&current).is_some() {
@@ -158,6 +195,7 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: &Mode)
             if let Some(Refusal::PageLimit) = continuation.refusal(&current, request.limit) {
                 return Err(ApiError::InvalidRequest.into());
             }
+            accepted.require()?;
             context.refuse_pending()?;
             let page = context.page(&session, scope, continuation.next_row_ordinal).await?;
             Ok(Outcome::Page(page))

@@ -34,9 +34,10 @@ const FETCH_OCTETS: usize = 4 * BLOCK_OCTETS;
 /// Who stages, and who waits.
 pub struct Staging {
     /// Rebuilds that may wait at once.
-    pub waiters: Semaphore,
+    pub waiters: Arc<Semaphore>,
+    most_waiters: usize,
     /// Stagings that may run at once.
-    pub running: Semaphore,
+    pub running: Arc<Semaphore>,
     /// Rebuilds that may read at once what they have waited for: a thousand of them wake up together.
     pub readers: Semaphore,
     /// Cancelled when this process is about to end, so that who waits is told to come back.
@@ -93,12 +94,18 @@ impl Staging {
     pub fn new(waiters: usize, sessions: usize) -> Self {
         let quarter = (sessions / 4).max(1);
         Self {
-            waiters: Semaphore::new(waiters),
-            running: Semaphore::new(quarter),
+            waiters: Arc::new(Semaphore::new(waiters)),
+            most_waiters: waiters,
+            running: Arc::new(Semaphore::new(quarter)),
             readers: Semaphore::new(quarter),
             leaving: CancellationToken::new(),
             turns: Mutex::default(),
         }
+    }
+
+    /// Rebuilds that wait now.
+    pub fn waiting(&self) -> usize {
+        self.most_waiters.saturating_sub(self.waiters.available_permits())
     }
 
     /// The turns of a scope.

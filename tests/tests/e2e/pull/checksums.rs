@@ -111,8 +111,9 @@ fn a_changed_scope_is_digested_once_by_all_who_wait() -> anyhow::Result<()> {
             let pulling: Vec<_> = clients
                 .iter()
                 .zip(&requests)
-                .map(|(client, request)| {
-                    let one = Client::new(&urls[client.pages % 2], &token, &client.client_id);
+                .enumerate()
+                .map(|(number, (client, request))| {
+                    let one = Client::new(&urls[number % 2], &token, &client.client_id);
                     scope.spawn(move || send(&one, "/sync/pull", request.as_bytes()))
                 })
                 .collect();
