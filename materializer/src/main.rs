@@ -19,7 +19,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use tributary_shared::service::health::Health;
 use tributary_shared::service::logs::{self, LogFormat};
-use tributary_shared::service::{admin, shutdown};
+use tributary_shared::service::{admin, probe, shutdown};
 use tributary_shared::store::{configuration, leader, migrate, progress, quarantine, session};
 use uuid::Uuid;
 
@@ -34,6 +34,9 @@ const STATE_SESSIONS: usize = 6;
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
+    if let Command::Health(settings) = &command {
+        return probe::report(settings.admin_listen, settings.live);
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -47,6 +50,8 @@ fn main() -> ExitCode {
             Command::Check(settings) => check(settings).await,
             Command::Migrate(databases) => migrate_all(databases).await,
             Command::Retry(databases) => retry(databases).await,
+            // Answered above, without a runtime.
+            Command::Health(_) => Ok(()),
         }
     });
     match outcome {
@@ -61,8 +66,8 @@ fn main() -> ExitCode {
 async fn run(settings: RunSettings) -> anyhow::Result<()> {
     logs::install(settings.log_format);
     let stop = shutdown::token().context("cannot watch signals")?;
-    let health = Health::default();
     let metrics = admin::install_metrics().context("metrics")?;
+    let health = Health::new("materializer");
     let listener = admin::listen(settings.admin_listen, "--admin-listen").await?;
     let admin_stop = tokio_util::sync::CancellationToken::new();
     let admin = tokio::spawn(admin::serve(listener, health.clone(), metrics, admin_stop.clone()));

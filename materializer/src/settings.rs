@@ -26,6 +26,8 @@ pub enum Command {
     Migrate(Databases),
     /// Tell a stopped stream that the cause is fixed: the quarantined transaction is tried again.
     Retry(Databases),
+    /// Ask this machine's materializer whether it is ready, by its admin port; exit code 0: it is.
+    Health(HealthSettings),
 }
 
 #[derive(Debug, Args, Clone)]
@@ -151,4 +153,15 @@ impl SlotName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// `materializer health`
+#[derive(Debug, Clone, Args)]
+pub struct HealthSettings {
+    /// The admin port, as the server has it.
+    #[arg(long, env = "TRIBUTARY_ADMIN_LISTEN", default_value = "127.0.0.1:9464")]
+    pub admin_listen: SocketAddr,
+    /// Ask whether it is alive instead.
+    #[arg(long)]
+    pub live: bool,
 }
