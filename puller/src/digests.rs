@@ -245,6 +245,7 @@ async fn read(
     served: &Served,
     scope: &ClientScope,
 ) -> Result<([u8; 32], i64, Option<Contents>), Failure> {
+    digest::plan_for_scopes(db).await?;
     digest::check_markers(db, scope.scope_no).await?;
     let counts: HashMap<i16, i64> = digest::row_counts(db, scope.scope_no).await?.into_iter().collect();
     let total: i64 = counts.values().sum();
@@ -270,6 +271,7 @@ async fn read(
             }
         }
     }
+    digest::plan_for_pages(db).await?;
     let digest = digester.finish().map_err(|_| Failure::integrity("a scope has entries without captured rows"))?;
     Ok((digest, total, contents))
 }

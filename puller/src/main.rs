@@ -74,7 +74,13 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
     let app = Arc::new(App {
         state: session::pool(&state, "tributary-puller", size, wait)?,
         source,
-        cache: session::pool(&state, "tributary-puller", CACHE_SESSIONS, wait)?,
+        // A digest that is lost is computed again.
+        cache: session::pool(
+            &state.clone().with_setting("synchronous_commit", "off"),
+            "tributary-puller",
+            CACHE_SESSIONS,
+            wait,
+        )?,
         keys: settings.token_keys.clone(),
         authenticator,
         health: health.clone(),

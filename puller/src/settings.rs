@@ -85,6 +85,6 @@ impl ServeSettings {
     }
 
     fn limited(&self, address: &Address) -> Address {
-        address.clone().with_statement_timeout(Duration::from_secs(self.statement_timeout_seconds))
+        address.clone().for_requests(Duration::from_secs(self.statement_timeout_seconds))
     }
 }

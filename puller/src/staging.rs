@@ -143,6 +143,7 @@ pub async fn begin(
 pub async fn fill(db: &Transaction<'_>, opened: &Opened, scope: &ClientScope, begun: &Begun) -> Result<(), Failure> {
     let started = Instant::now();
     let Begun { snapshot_no, key } = *begun;
+    digest::plan_for_scopes(db).await?;
     digest::check_markers(db, scope.scope_no).await?;
     let counts: HashMap<i16, i64> = digest::row_counts(db, scope.scope_no).await?.into_iter().collect();
     let total: i64 = counts.values().sum();
@@ -179,6 +180,7 @@ pub async fn fill(db: &Transaction<'_>, opened: &Opened, scope: &ClientScope, be
     }
     let octets = blocks.finish().await?;
     let digest = digester.finish().map_err(|_| Failure::integrity("a scope has entries without captured rows"))?;
+    digest::plan_for_pages(db).await?;
     snapshot::complete(db, &key, snapshot_no, total, octets, &digest).await?;
     metrics::counter!("tributary_snapshots_staged_total").increment(1);
     metrics::histogram!("tributary_staging_duration_seconds").record(started.elapsed().as_secs_f64());

@@ -24,6 +24,16 @@ pub async fn row_counts(db: &impl GenericClient, scope_no: i32) -> Result<Vec<(i
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
+/// Lets statements of this transaction that read a whole scope be planned like any other, until [`plan_for_pages`].
+pub async fn plan_for_scopes(db: &impl GenericClient) -> Result<()> {
+    Ok(db.batch_execute("set local enable_seqscan = on; set local enable_bitmapscan = on").await?)
+}
+
+/// Statements read by an index again, as the session does.
+pub async fn plan_for_pages(db: &impl GenericClient) -> Result<()> {
+    Ok(db.batch_execute("set local enable_seqscan = off; set local enable_bitmapscan = off").await?)
+}
+
 /// What identifies a scope's rows of one relation, by unsigned key octets; streamed.
 ///
 /// # Errors

@@ -178,12 +178,90 @@ impl RowCopy {
     }
 }
 
-/// Replaces rows that the projection holds.
+/// Up to this many rows are added by one statement: a COPY asks once more.
+pub const FEW: usize = 64;
+
+/// Rows as arrays, one a column: `unnest` makes rows of them again.
+struct RowArrays<'a> {
+    row_ids: Vec<i64>,
+    keys: Vec<&'a [u8]>,
+    lsns: Vec<i64>,
+    ordinals: Vec<i64>,
+    wires: Vec<Option<&'a str>>,
+    digests: Vec<Option<&'a [u8]>>,
+    seals: Vec<Option<&'a [u8]>>,
+    stored: Vec<Vec<Option<&'a str>>>,
+}
+
+impl<'a> RowArrays<'a> {
+    fn new(table: &Table, rows: &'a [RowWrite<'_>]) -> Self {
+        let stored = table.columns.iter().filter(|c| c.stored).count();
+        Self {
+            row_ids: rows.iter().map(|r| r.row_id).collect(),
+            keys: rows.iter().map(|r| r.key).collect(),
+            lsns: rows.iter().map(|r| r.version.to_sql().0).collect(),
+            ordinals: rows.iter().map(|r| r.version.to_sql().1).collect(),
+            wires: rows.iter().map(|r| r.wire.as_deref()).collect(),
+            digests: rows.iter().map(|r| r.digest.as_ref().map(<[u8; 32]>::as_slice)).collect(),
+            seals: rows.iter().map(|r| r.seal.as_ref().map(|seal| seal.0.as_slice())).collect(),
+            stored: (0..stored).map(|i| rows.iter().map(|r| r.stored[i]).collect()).collect(),
+        }
+    }
+
+    /// As the parameters of a statement that reads [`Self::source`].
+    fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let mut parameters: Vec<&(dyn ToSql + Sync)> =
+            vec![&self.row_ids, &self.keys, &self.lsns, &self.ordinals, &self.wires, &self.digests, &self.seals];
+        parameters.extend(self.stored.iter().map(|column| column as &(dyn ToSql + Sync)));
+        parameters
+    }
+
+    /// The rows as a source `u` of a statement; stored columns are the texts `c0`, `c1` and so on.
+    fn source(table: &Table) -> String {
+        let stored = table.columns.iter().filter(|c| c.stored).count();
+        let mut sql = String::from(
+            "unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::bigint[], $5::text[], $6::bytea[], $7::bytea[]",
+        );
+        for i in 0..stored {
+            let _ = write!(sql, ", ${}::text[]", i + 8);
+        }
+        sql.push_str(") as u (row_id, key, version_lsn, version_ordinal, wire, digest, seal");
+        for i in 0..stored {
+            let _ = write!(sql, ", c{i}");
+        }
+        sql.push(')');
+        sql
+    }
+}
+
+/// Adds a few rows that the projection does not hold.
+pub async fn insert_rows(db: &impl GenericClient, table: &Table, rows: &[RowWrite<'_>]) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let (mut names, mut values) = (String::new(), String::new());
+    for (i, column) in table.columns.iter().filter(|c| c.stored).enumerate() {
+        let _ = write!(names, ", {}", quote_identifier(&column.name));
+        let _ = write!(values, ", u.c{i}::{}", column.type_info.sql);
+    }
+    let sql = format!(
+        "-- write::insert_rows
+        insert into {} (tributary_row_id, tributary_key, tributary_version_lsn, tributary_version_ordinal, tributary_wire,
+            tributary_digest, tributary_seal{names})
+        select u.row_id, u.key, u.version_lsn, u.version_ordinal, u.wire, u.digest, u.seal{values}
+        from {}",
+        projection::name(table),
+        RowArrays::source(table)
+    );
+    let arrays = RowArrays::new(table, rows);
+    expect_count(statement::execute(db, &sql, &arrays.parameters()).await?, rows.len(), "insert_rows")
+}
+
+/// Replaces rows that the projection holds, under the same keys.
 pub async fn update_rows(db: &impl GenericClient, table: &Table, rows: &[RowWrite<'_>]) -> Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    let stored: Vec<_> = table.columns.iter().filter(|c| c.stored).collect();
     let mut sql = format!(
         "-- write::update_rows
         update {} as p
@@ -191,30 +269,14 @@ pub async fn update_rows(db: &impl GenericClient, table: &Table, rows: &[RowWrit
             tributary_wire = u.wire, tributary_digest = u.digest, tributary_seal = u.seal",
         projection::name(table)
     );
-    for (i, column) in stored.iter().enumerate() {
+    for (i, column) in table.columns.iter().filter(|c| c.stored).enumerate() {
         let _ = write!(sql, ", {} = u.c{i}::{}", quote_identifier(&column.name), column.type_info.sql);
     }
-    sql.push_str("\nfrom unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[], $5::bytea[], $6::bytea[]");
-    for i in 0..stored.len() {
-        let _ = write!(sql, ", ${}::text[]", i + 7);
-    }
-    sql.push_str(") as u (row_id, version_lsn, version_ordinal, wire, digest, seal");
-    for i in 0..stored.len() {
-        let _ = write!(sql, ", c{i}");
-    }
-    sql.push_str(")\nwhere p.tributary_row_id = u.row_id");
-
-    let row_ids: Vec<i64> = rows.iter().map(|r| r.row_id).collect();
-    let lsns: Vec<i64> = rows.iter().map(|r| r.version.to_sql().0).collect();
-    let ordinals: Vec<i64> = rows.iter().map(|r| r.version.to_sql().1).collect();
-    let wires: Vec<Option<&str>> = rows.iter().map(|r| r.wire.as_deref()).collect();
-    let digests: Vec<Option<&[u8]>> = rows.iter().map(|r| r.digest.as_ref().map(<[u8; 32]>::as_slice)).collect();
-    let seals: Vec<Option<&[u8]>> = rows.iter().map(|r| r.seal.as_ref().map(|seal| seal.0.as_slice())).collect();
-    let columns: Vec<Vec<Option<&str>>> =
-        (0..stored.len()).map(|i| rows.iter().map(|r| r.stored[i]).collect()).collect();
-    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&row_ids, &lsns, &ordinals, &wires, &digests, &seals];
-    parameters.extend(columns.iter().map(|c| c as &(dyn ToSql + Sync)));
-    expect_count(statement::execute(db, &sql, &parameters).await?, rows.len(), "update_rows")
+    let source = RowArrays::source(table);
+    let _ =
+        write!(sql, "\n        from {source}\n        where p.tributary_row_id = u.row_id and p.tributary_key = u.key");
+    let arrays = RowArrays::new(table, rows);
+    expect_count(statement::execute(db, &sql, &arrays.parameters()).await?, rows.len(), "update_rows")
 }
 
 /// Removes rows from the projection.
@@ -229,8 +291,8 @@ pub async fn delete_rows(db: &impl GenericClient, table: &Table, row_ids: &[i64]
 
 /// Adds entries of rows that have none.
 pub async fn copy_entries(db: &Transaction<'_>, entries: &[EntryWrite]) -> Result<()> {
-    if entries.is_empty() {
-        return Ok(());
+    if entries.len() <= FEW {
+        return upsert_entries(db, entries).await;
     }
     let target = "tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present, seal)";
     let mut copy = Copy::start(db, target, 7, true).await?;
