@@ -46,7 +46,7 @@ pub struct Compacted {
 /// caller; when none remain below it, the floor rises to the limit itself.
 ///
 /// The limit is the least position that an unexpired client which is assigned the scope has acknowledged, and the
-/// boundaries of the scope's live rebuild sessions; with neither, the scope's newest position.
+/// boundaries of the scope's live rebuild sessions in this stream generation; with neither, the scope's newest position.
 pub async fn compact(db: &impl GenericClient, scope_no: i32, now: SystemTime, batch: i64) -> Result<Compacted> {
     // The scope's row first: two compactions of one scope take turns.
     let sql = "-- retention::lock_scope
@@ -65,6 +65,7 @@ pub async fn compact(db: &impl GenericClient, scope_no: i32, now: SystemTime, ba
             union all
             select r.boundary_lsn, case r.boundary_lsn when 0 then 0 else 9223372036854775807 end, 0
             from tributary.rebuild_session r
+            join tributary.progress p on p.stream_generation = r.stream_generation
             where r.scope_no = $1 and r.expires_at > $2
             union all
             (
