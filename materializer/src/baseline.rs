@@ -27,12 +27,12 @@ use tributary_shared::store::{configuration, leader, progress, projection, serve
 use uuid::Uuid;
 
 use crate::assemble::{Batch, Limits, PendingRow, RowState};
-use crate::failpoint;
 use crate::materialize::Writer;
 use crate::membership::SetMembership;
 use crate::pgoutput::Datum;
 use crate::replication;
 use crate::settings::RunSettings;
+use crate::{diagnosis, failpoint};
 
 /// What a baseline works with.
 pub struct Baseline<'a> {
@@ -68,7 +68,7 @@ pub async fn take(baseline: &Baseline<'_>) -> anyhow::Result<()> {
         source::drop_slot(&source_db, slot_name).await?;
     }
     let slot = create_slot(baseline, &source_db).await?;
-    let identity = server::present(&source_db).await?.identity;
+    let identity = diagnosis::identity(&settings.databases.source_url, &server::present(&source_db).await?).await?;
 
     let manifest = next_manifest(state, registry).await?;
     let copied = copy(baseline, &slot.snapshot, slot.consistent_point, &manifest).await?;
@@ -285,7 +285,10 @@ async fn copy_tables(
                 states: vec![RowState::new(Position::GENERATION_START, Some(values))],
             });
             if pending.rows.len() >= baseline.limits.rows || pending.octets >= baseline.limits.octets {
-                rows.fetch_add(flush(&mut destination, &mut writer, baseline, index, &mut pending).await?, Ordering::Relaxed);
+                rows.fetch_add(
+                    flush(&mut destination, &mut writer, baseline, index, &mut pending).await?,
+                    Ordering::Relaxed,
+                );
             }
         }
         rows.fetch_add(flush(&mut destination, &mut writer, baseline, index, &mut pending).await?, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 use tributary_shared::lsn::Lsn;
 use tributary_shared::registry::Table;
 use tributary_shared::store::error::StoreError;
-use tributary_shared::store::server::{self, Identity, Present};
+use tributary_shared::store::server::{self, Identity, Kinship, Present};
 use tributary_shared::store::session::Address;
 use tributary_shared::store::source::{self, Slot};
 use tributary_shared::store::{leader, progress};
@@ -22,18 +22,22 @@ pub enum Fault {
     /// The source is another cluster.
     #[error("the source is another database cluster than the one that the state was made of")]
     AnotherServer,
-    /// The source left its history before what is materialized.
-    #[error("the source went on from {left}, on timeline {timeline}, while the state holds changes up to {resume}: it was restored, or a standby was promoted that had not received them")]
+    /// The source's history parted from the known one before what is materialized.
+    #[error(
+        "the source went on from {left}, on timeline {timeline}, while the state holds changes up to {resume}: it was restored, or a standby was promoted that had not received them"
+    )]
     Diverged {
         /// The timeline now.
         timeline: i64,
-        /// Where it left the one that the state knows.
+        /// Up to where it holds the same as the one that the state knows.
         left: Lsn,
         /// Exclusive end of what is materialized.
         resume: Lsn,
     },
     /// The source is on a timeline that does not come from the known one.
-    #[error("the source is on timeline {timeline}, which does not come from timeline {known} that the state was made of")]
+    #[error(
+        "the source is on timeline {timeline}, which has nothing in common with timeline {known} that the state was made of"
+    )]
     AnotherHistory {
         /// The timeline now.
         timeline: i64,
@@ -41,7 +45,9 @@ pub enum Fault {
         known: i64,
     },
     /// The source's WAL ends before what is materialized.
-    #[error("the source's WAL ends at {wal}, before {resume} that is materialized: it was restored from an older backup")]
+    #[error(
+        "the source's WAL ends at {wal}, before {resume} that is materialized: it was restored from an older backup"
+    )]
     WentBack {
         /// End of the source's WAL.
         wal: Lsn,
@@ -77,7 +83,9 @@ pub enum Fault {
         resume: Lsn,
     },
     /// The slot stands where we never acknowledged.
-    #[error("replication slot {slot} was advanced or made anew by someone else: it stands at {to}, and {acknowledged} was acknowledged at most")]
+    #[error(
+        "replication slot {slot} was advanced or made anew by someone else: it stands at {to}, and {acknowledged} was acknowledged at most"
+    )]
     SlotAdvanced {
         /// Its name.
         slot: String,
@@ -87,7 +95,9 @@ pub enum Fault {
         acknowledged: Lsn,
     },
     /// The publication leaves changes out.
-    #[error("publication {publication} is not as the stream needs it: {difference}; changes since it was altered are lost to the stream")]
+    #[error(
+        "publication {publication} is not as the stream needs it: {difference}; changes since it was altered are lost to the stream"
+    )]
     PublicationAltered {
         /// Its name.
         publication: String,
@@ -117,7 +127,9 @@ impl Fault {
             Self::AnotherServer => {
                 "point --source-url at the right server; if the source was moved here on purpose, run `materializer reset`"
             }
-            Self::SlotForeign { .. } => "give another --slot, or drop that slot if nothing needs it; then run `materializer reset`",
+            Self::SlotForeign { .. } => {
+                "give another --slot, or drop that slot if nothing needs it; then run `materializer reset`"
+            }
             Self::SlotInvalidated { .. } => {
                 "run `materializer reset`; raise max_slot_wal_keep_size so that it outlasts the longest time without a materializer"
             }
@@ -157,6 +169,21 @@ pub struct Names<'a> {
     pub publication: &'a str,
 }
 
+/// Who the source is, with the history of its timeline.
+///
+/// # Errors
+/// It does not answer.
+pub async fn identity(address: &Address, present: &Present) -> Result<Identity, StoreError> {
+    // The first timeline has no history.
+    let history = if present.timeline > 1 {
+        let history = replication::timeline_history(address, present.timeline).await;
+        history.map_err(|error| StoreError::Pool(replication::advice(&error)))?
+    } else {
+        String::new()
+    };
+    Ok(Identity { system_identifier: present.system_identifier.clone(), timeline: present.timeline, history })
+}
+
 /// Compares the source with durable progress.
 ///
 /// # Errors
@@ -176,22 +203,20 @@ pub async fn examine(
     let mut faults = Vec::new();
     let mut followed = None;
     match known {
-        Some(known) if known.system_identifier != present.identity.system_identifier => {
+        Some(known) if known.system_identifier != present.system_identifier => {
             faults.push(Fault::AnotherServer);
         }
-        Some(known) if known.timeline != present.identity.timeline => {
-            let history = replication::timeline_history(address, present.identity.timeline).await;
-            let history = history.map_err(|error| StoreError::Pool(replication::advice(&error)))?;
-            match server::left_at(&history, known.timeline) {
-                Some(left) if left >= resume => followed = Some(present.identity.clone()),
-                Some(left) => faults.push(Fault::Diverged { timeline: present.identity.timeline, left, resume }),
-                None => {
-                    let timeline = present.identity.timeline;
-                    faults.push(Fault::AnotherHistory { timeline, known: known.timeline });
-                }
+        Some(known) => {
+            let identity = identity(address, &present).await?;
+            let timeline = identity.timeline;
+            match known.kinship(&identity) {
+                Kinship::Same => {}
+                Kinship::PartedAt(left) if left >= resume => followed = Some(identity),
+                Kinship::PartedAt(left) => faults.push(Fault::Diverged { timeline, left, resume }),
+                Kinship::Strangers => faults.push(Fault::AnotherHistory { timeline, known: known.timeline }),
             }
         }
-        Some(_) | None => {}
+        None => {}
     }
     // What was acknowledged was seen in the source's WAL: both bounds hold of a server that never went back.
     if faults.is_empty() && present.wal < acknowledged {

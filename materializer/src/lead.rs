@@ -13,7 +13,9 @@ use tributary_shared::service::backoff::Backoff;
 use tributary_shared::service::health::Health;
 use tributary_shared::store::error::{Fate, StoreError};
 use tributary_shared::store::session::{self, Pool};
-use tributary_shared::store::{configuration, leader, progress, quarantine, reset, retention, server, snapshot, source};
+use tributary_shared::store::{
+    configuration, leader, progress, quarantine, reset, retention, server, snapshot, source,
+};
 use uuid::Uuid;
 
 use crate::assemble::Limits;
@@ -160,10 +162,9 @@ impl Materializer {
             };
             let fault = error.downcast_ref::<Fault>();
             metrics::gauge!("tributary_stream_fault").set(f64::from(u8::from(fault.is_some())));
-            self.health.unready(fault.map_or_else(
-                || format!("{error:#}"),
-                |fault| format!("{fault}; what to do: {}", fault.advice()),
-            ));
+            self.health.unready(
+                fault.map_or_else(|| format!("{error:#}"), |fault| format!("{fault}; what to do: {}", fault.advice())),
+            );
             match error.downcast_ref::<StreamError>() {
                 Some(StreamError::Stopped { commit_lsn: None, .. }) => {
                     // One of several transactions: the ones before it go through one by one, then it stands alone.
@@ -226,13 +227,8 @@ impl Materializer {
             octets: self.settings.batch_octets as usize,
             transactions: u64::MAX,
         };
-        let baseline = Baseline {
-            settings: &self.settings,
-            registry: self.registry.clone(),
-            state: &self.state,
-            epoch,
-            limits,
-        };
+        let baseline =
+            Baseline { settings: &self.settings, registry: self.registry.clone(), state: &self.state, epoch, limits };
         let db = session::acquire(&self.state).await?;
         let Some(progress) = progress::load(&db).await? else {
             drop(db);
@@ -310,7 +306,10 @@ impl Materializer {
             return Err(fault.into());
         }
         if let Some(identity) = found.followed {
-            tracing::info!(timeline = identity.timeline, "the source moved to a timeline that holds what is materialized");
+            tracing::info!(
+                timeline = identity.timeline,
+                "the source moved to a timeline that holds what is materialized"
+            );
             server::record(state, epoch, &identity).await?;
         }
         if !source::free_slot(source_db, slot).await? {

@@ -17,8 +17,8 @@ use tributary_shared::store::{leader, projection, server, source};
 use uuid::Uuid;
 
 use crate::baseline::{self, Baseline};
-use crate::failpoint;
 use crate::membership::SetMembership;
+use crate::{diagnosis, failpoint};
 
 /// Rebuild sessions of the former generation removed at once.
 const SESSIONS: i64 = 1000;
@@ -42,7 +42,7 @@ pub async fn perform(baseline: &Baseline<'_>, reset_no: i64, former: &Progress) 
         source::drop_slot(&source_db, slot_name).await?;
     }
     let slot = baseline::create_slot(baseline, &source_db).await?;
-    let identity = server::present(&source_db).await?.identity;
+    let identity = diagnosis::identity(&settings.databases.source_url, &server::present(&source_db).await?).await?;
     let manifest = baseline::next_manifest(state, registry).await?;
 
     let mut db = session::acquire(state).await?;

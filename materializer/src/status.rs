@@ -168,13 +168,23 @@ async fn read(settings: &StatusSettings) -> anyhow::Result<Status> {
     let db = match session::acquire(&pool).await {
         Ok(db) => db,
         Err(error) => {
-            status.find("state_unreachable", format!("the state database at {address} cannot be read: {error}"), "is PostgreSQL running there, and are role and password right? Clients get 503 until it is back", true);
+            status.find(
+                "state_unreachable",
+                format!("the state database at {address} cannot be read: {error}"),
+                "is PostgreSQL running there, and are role and password right? Clients get 503 until it is back",
+                true,
+            );
             status.condition = "unreachable";
             return Ok(status);
         }
     };
     if !migrate::is_migrated(&db).await? {
-        status.find("no_state", "the state database holds no state".into(), "start a materializer: `materializer run`", true);
+        status.find(
+            "no_state",
+            "the state database holds no state".into(),
+            "start a materializer: `materializer run`",
+            true,
+        );
         return Ok(status);
     }
     let progress = progress::load(&db).await?;
@@ -330,15 +340,20 @@ impl Status {
             self.find(fault.code(), fault.to_string(), fault.advice(), !resetting);
         }
         self.source = Some(SourceStatus {
-            system_identifier: found.present.identity.system_identifier.clone(),
-            timeline: found.present.identity.timeline,
+            system_identifier: found.present.system_identifier.clone(),
+            timeline: found.present.timeline,
             wal_lsn: wal.to_string(),
         });
         let slot = found.slot.as_ref();
         if let Some(slot) = slot
             && slot.wal_status.as_deref() == Some("unreserved")
         {
-            self.find("slot_in_danger", "the source is about to remove WAL that the slot needs".into(), "let the materializer catch up, or raise max_slot_wal_keep_size now", true);
+            self.find(
+                "slot_in_danger",
+                "the source is about to remove WAL that the slot needs".into(),
+                "let the materializer catch up, or raise max_slot_wal_keep_size now",
+                true,
+            );
         }
         self.lag = slot.map(|slot| Lag { octets: wal.since(slot.confirmed_flush) });
         self.slot = Some(SlotStatus {
@@ -366,7 +381,9 @@ impl Status {
             "resetting"
         } else if found("source_unreachable") {
             "unreachable"
-        } else if self.findings.iter().any(|f| f.stops && f.code != "no_leader" && f.code != "slot_in_danger" && !f.code.starts_with("quarantine_")) {
+        } else if self.findings.iter().any(|f| {
+            f.stops && f.code != "no_leader" && f.code != "slot_in_danger" && !f.code.starts_with("quarantine_")
+        }) {
             "broken"
         } else if found("quarantine_") {
             "stopped"
@@ -418,7 +435,10 @@ fn table(status: &Status) -> String {
                     facts.confirmed_flush_lsn,
                     facts.wal_status,
                     octets(facts.retained_octets),
-                    facts.safe_octets.map(|safe| format!(", {} until it is in danger", octets(safe.max(0) as u64))).unwrap_or_default(),
+                    facts
+                        .safe_octets
+                        .map(|safe| format!(", {} until it is in danger", octets(safe.max(0) as u64)))
+                        .unwrap_or_default(),
                 ),
             },
         );

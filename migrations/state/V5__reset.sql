@@ -4,12 +4,14 @@ create table tributary.source_server (
     singleton boolean not null default true,
     system_identifier text not null,
     timeline bigint not null,
+    history text not null,
     constraint source_server_is_one_row primary key (singleton),
     constraint source_server_singleton_is_true check (singleton)
 );
 comment on table tributary.source_server is 'The server that the stream generation in force comes from; written when its baseline is activated.';
 comment on column tributary.source_server.system_identifier is 'Of the source''s cluster, as pg_control_system() gives it: a restored dump is another cluster.';
-comment on column tributary.source_server.timeline is 'The source''s timeline when it was last looked at. A later one is followed only if it left this one after everything that is materialized.';
+comment on column tributary.source_server.timeline is 'The source''s timeline when it was last looked at. Another one is followed only if the two part after everything that is materialized.';
+comment on column tributary.source_server.history is 'That timeline''s history file, empty for the first: two timelines of one number can have parted at different points.';
 
 create table tributary.reset (
     reset_no bigint not null generated always as identity,

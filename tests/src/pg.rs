@@ -223,11 +223,7 @@ impl Postgres {
     ///
     /// # Errors
     /// The copy fails, or the server does not come back.
-    pub fn restore(
-        &mut self,
-        backup: &Path,
-        prepare: impl FnOnce(&Path) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
+    pub fn restore(&mut self, backup: &Path, prepare: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
         self.stop();
         fs::remove_dir_all(&self.data_dir)?;
         copy_directory(backup, &self.data_dir)?;

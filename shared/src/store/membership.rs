@@ -414,10 +414,8 @@ impl Membership {
 
     /// Empties the scratch tables inside a transaction, between the ranges of a baseline.
     pub async fn forget_noted(&self, db: &impl GenericClient) -> Result<()> {
-        db.batch_execute(
-            "-- membership::forget_noted\ntruncate pg_temp.tributary_affected, pg_temp.tributary_wanted",
-        )
-        .await?;
+        db.batch_execute("-- membership::forget_noted\ntruncate pg_temp.tributary_affected, pg_temp.tributary_wanted")
+            .await?;
         Ok(())
     }
 

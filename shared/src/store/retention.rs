@@ -43,7 +43,8 @@ pub struct Compacted {
 }
 
 /// Removes up to `batch` delete markers of a scope and raises its floor to the last of them, in the transaction of the
-/// caller; when none remain below it, the floor rises to the limit itself.
+/// caller; when none remain below it, the floor rises to the limit itself. Markers that a state transaction is moving
+/// are left to it: one that stays behind the floor is needed by nobody, and goes another time.
 ///
 /// The limit is the least position that an unexpired client which is assigned the scope has acknowledged, and the
 /// boundaries of the scope's live rebuild sessions in this stream generation; with neither, the scope's newest position.
@@ -92,7 +93,7 @@ pub async fn compact(db: &impl GenericClient, scope_no: i32, now: SystemTime, ba
             where scope_no = $1 and not present and (commit_lsn, ordinal) <= ($2, $3)
             order by commit_lsn, ordinal
             limit $4
-            for update
+            for update skip locked
         ), removed as (
             delete from tributary.scope_entry e
             using doomed d
