@@ -12,6 +12,7 @@ use tributary_shared::canonical::{FieldSource, RowEncoder, WireFields, wire_fiel
 use tributary_shared::position::Position;
 use tributary_shared::registry::{Registry, Table};
 use tributary_shared::rule::{Rule, RuleSql};
+use tributary_shared::seal::RowSeal;
 use tributary_shared::store::error::StoreError;
 use tributary_shared::store::membership::Changed;
 use tributary_shared::store::scope;
@@ -446,24 +447,37 @@ impl Writer {
                 }
             }
         }
-        // Removed before added: a key can pass from one row to another within a batch.
-        write::delete_rows(db, table, &removed).await?;
-        write::forget_departed(db, &returned).await?;
-        write::remember_departed(db, table.table_no, &deleted).await?;
         if !deleted.is_empty() {
             self.departed[index] = Some(true);
         }
-        write::update_rows(db, table, &updated).await?;
-        if !added.is_empty() {
-            // Made while the server takes the ones before.
-            let mut copy = RowCopy::start(db, table).await?;
-            for row in added {
-                copy.row(&self.encode(index, row, former, &wires)?).await?;
+        let rows = async {
+            // Removed before added: a key can pass from one row to another within a batch.
+            write::delete_rows(db, table, &removed).await?;
+            write::forget_departed(db, &returned).await?;
+            write::remember_departed(db, table.table_no, &deleted).await?;
+            write::update_rows(db, table, &updated).await?;
+            if added.len() <= write::FEW {
+                let few: Vec<RowWrite<'_>> = added
+                    .into_iter()
+                    .map(|row| self.encode(index, row, former, &wires))
+                    .collect::<Result<_, MaterializeError>>()?;
+                write::insert_rows(db, table, &few).await?;
+            } else {
+                // Made while the server takes the ones before.
+                let mut copy = RowCopy::start(db, table).await?;
+                for row in added {
+                    copy.row(&self.encode(index, row, former, &wires)?).await?;
+                }
+                copy.finish().await?;
             }
-            copy.finish().await?;
-        }
-        write::copy_entries(db, &new_entries).await?;
-        write::upsert_entries(db, &moved_entries).await?;
+            Ok::<_, MaterializeError>(())
+        };
+        let entries = async {
+            write::copy_entries(db, &new_entries).await?;
+            Ok(write::upsert_entries(db, &moved_entries).await?)
+        };
+        // Neither depends on the other: what both send first goes in one round trip.
+        tokio::try_join!(biased; rows, entries)?;
         metrics::counter!("tributary_changes_total", "relation" => table.relation.to_string())
             .increment(pending.rows.len() as u64);
         Ok(written)
@@ -504,7 +518,7 @@ impl Writer {
         let version = self.baseline_version.unwrap_or(state.position);
         let resolved = Self::resolve(table, pending, state, former, wires)?.unwrap_or_default();
         let stored = table.columns.iter().zip(&resolved).filter(|(c, _)| c.stored).map(|(_, r)| r.text()).collect();
-        let mut write = RowWrite { row_id, key: &pending.key, version, wire: None, digest: None, stored };
+        let mut write = RowWrite { row_id, key: &pending.key, version, wire: None, digest: None, seal: None, stored };
         if !table.capture_only {
             let sources: Vec<FieldSource<'_>> = resolved
                 .iter()
@@ -518,6 +532,8 @@ impl Writer {
             let encoded = self.encoders[index]
                 .encode(&sources, &self.schema_hash, &version.server_version())
                 .map_err(|e| self.poison(index, &e.to_string()))?;
+            let sealed = RowSeal::new(row_id, table.table_no, &pending.key, version, &encoded.digest, &encoded.wire);
+            write.seal = Some(sealed);
             write.wire = Some(encoded.wire);
             write.digest = Some(encoded.digest);
         }

@@ -88,6 +88,16 @@ comment on table tributary.scope is 'Interned scopes. A scope is made on its fir
 comment on column tributary.scope.compacted_lsn is 'Greatest position (with compacted_ordinal), inclusive, of a delete marker that compaction removed. With the newest entry it gives the content position, which so never moves back.';
 comment on column tributary.scope.floor_lsn is 'Resume floor (with floor_ordinal), inclusive: a cursor at or above it is valid, one below is stale.';
 
+-- Seals (`shared/src/seal.rs`, their one home) let a reader recognise what was not written by us: 8 octets of SHA-256
+-- over every column that matters. These functions are for statements that write in sets.
+create function tributary.entry_seal(row_id bigint, commit_lsn bigint, ordinal bigint, scope_no integer, table_no smallint, present boolean)
+    returns bytea language sql immutable parallel safe
+    return pg_catalog.substr(pg_catalog.sha256('\x01'::bytea || pg_catalog.int8send(row_id) || pg_catalog.int8send(commit_lsn)
+        || pg_catalog.int8send(ordinal) || pg_catalog.int4send(scope_no) || pg_catalog.int2send(table_no) || pg_catalog.boolsend(present)), 1, 8);
+create function tributary.departed_seal(row_id bigint, table_no smallint, key bytea)
+    returns bytea language sql immutable parallel safe
+    return pg_catalog.substr(pg_catalog.sha256('\x02'::bytea || pg_catalog.int8send(row_id) || pg_catalog.int2send(table_no) || key), 1, 8);
+
 create table tributary.scope_entry (
     row_id bigint not null,
     commit_lsn bigint not null,
@@ -95,6 +105,7 @@ create table tributary.scope_entry (
     scope_no integer not null,
     table_no smallint not null,
     present boolean not null,
+    seal bytea not null,
     constraint scope_entry_row_is_key primary key (row_id, scope_no)
 );
 create index scope_entry_position on tributary.scope_entry (scope_no, commit_lsn, ordinal);
@@ -105,6 +116,7 @@ create table tributary.departed_row (
     row_id bigint not null,
     table_no smallint not null,
     key bytea not null,
+    seal bytea not null,
     constraint departed_row_id_is_key primary key (row_id)
 );
 create unique index departed_row_key on tributary.departed_row (table_no, key);
@@ -120,6 +132,7 @@ create table tributary.scope_digest (
     ordinal bigint not null,
     row_count bigint not null,
     digest bytea not null,
+    seal bytea not null,
     constraint scope_digest_scope_is_key primary key (scope_no),
     constraint scope_digest_has_scope foreign key (scope_no) references tributary.scope (scope_no) on delete cascade,
     constraint scope_digest_is_sha256 check (octet_length(digest) = 32)
@@ -178,6 +191,7 @@ create table tributary.snapshot (
     row_count bigint not null,
     byte_count bigint not null,
     digest bytea not null,
+    seal bytea not null,
     created_at timestamptz not null,
     constraint snapshot_no_is_key primary key (snapshot_no),
     constraint snapshot_content_is_unique unique (scope_no, stream_generation, schema_version, membership_generation, content_lsn, content_ordinal),
@@ -192,9 +206,12 @@ create table tributary.snapshot_block (
     first_row bigint not null,
     record_ends integer[] not null,
     records bytea not null,
+    seal bytea not null,
     constraint snapshot_block_is_key primary key (snapshot_no, block_no),
     constraint snapshot_block_has_snapshot foreign key (snapshot_no) references tributary.snapshot (snapshot_no) on delete cascade
 );
+-- A page takes slices of blocks as they are: compressing them costs more than it saves.
+alter table tributary.snapshot_block alter column records set storage external;
 create index snapshot_block_first_row on tributary.snapshot_block (snapshot_no, first_row);
 comment on table tributary.snapshot_block is 'Ready-made JSON records of a snapshot in row-identity order.';
 comment on column tributary.snapshot_block.first_row is 'Ordinal, from 0, of the block''s first record in the snapshot.';

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use deadpool_postgres::{Object, Transaction};
+use deadpool_postgres::{GenericClient, Object, Transaction};
 use tokio_postgres::IsolationLevel;
+use tokio_util::sync::CancellationToken;
 use tributary_shared::canonical::RowEncoder;
 use tributary_shared::encoding;
 use tributary_shared::registry::{Registry, Table};
@@ -46,6 +48,8 @@ pub struct App {
     pub staging: Staging,
     /// Shift of the clock.
     pub clock_offset_seconds: i64,
+    /// Cancelled when the grace period is over: whatever is not committed is answered 503 at once.
+    pub give_up: CancellationToken,
     /// Configurations that were read.
     pub served: Mutex<HashMap<i64, Arc<Served>>>,
 }
@@ -130,13 +134,31 @@ impl App {
 
     /// The client's accepted-write epoch in the source. Read before the state's snapshot is opened (contract:
     /// accepted writes).
-    pub async fn accepted_epoch(&self, user_id: &str, client_id: &str) -> Result<i64, Failure> {
+    ///
+    /// A source apart that cannot be read is told after the gates that do without it (contract: connect, order of
+    /// checks); where source and state are one, none of them can be asked either.
+    pub async fn accepted_epoch(&self, user_id: &str, client_id: &str) -> Result<Accepted, Failure> {
+        let epoch = async {
+            let db = session::acquire(self.source.as_ref().unwrap_or(&self.state)).await?;
+            Ok(source::accepted_epoch(&db, user_id, client_id).await?)
+        };
+        match epoch.await {
+            Err(failure) if self.source.is_none() => Err(failure),
+            epoch => Ok(Accepted(epoch)),
+        }
+    }
+
+    /// [`Self::accepted_epoch`] of several clients, `(user_id, client_id)`, in their order.
+    pub async fn accepted_epochs_of(&self, clients: &[(&str, &str)]) -> Result<Vec<i64>, Failure> {
+        if clients.is_empty() {
+            return Ok(Vec::new());
+        }
         let db = session::acquire(self.source.as_ref().unwrap_or(&self.state)).await?;
-        Ok(source::accepted_epoch(&db, user_id, client_id).await?)
+        Ok(source::accepted_epochs_of(&db, clients).await?)
     }
 
     /// The configuration of this number; read once.
-    pub async fn served(&self, db: &Transaction<'_>, configuration_no: i64) -> Result<Arc<Served>, Failure> {
+    pub async fn served(&self, db: &impl GenericClient, configuration_no: i64) -> Result<Arc<Served>, Failure> {
         let known = self.served.lock().unwrap_or_else(PoisonError::into_inner).get(&configuration_no).cloned();
         if let Some(served) = known {
             return Ok(served);
@@ -160,15 +182,29 @@ impl App {
         Ok(served)
     }
 
-    /// Runs a request until it is answered: again when a concurrent transaction got in its way, and never half.
-    pub async fn run<T, F>(&self, mut once: impl FnMut() -> F) -> Result<T, ApiError>
+    /// Runs a request until it is answered: again when a concurrent transaction got in its way, and never half. When the
+    /// grace period ends, what has not sent its commit is told 503 and commits nothing; what has is told what becomes of
+    /// it, or nothing.
+    pub async fn run<T, F>(&self, mut once: impl FnMut(Commit) -> F) -> Result<T, ApiError>
     where
         F: Future<Output = Result<T, Failure>>,
     {
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let error = match once().await {
+            let commit = Commit::default();
+            let mut running = std::pin::pin!(once(commit.clone()));
+            let outcome = tokio::select! {
+                biased;
+                outcome = &mut running => outcome,
+                () = self.give_up.cancelled() => {
+                    if !commit.is_sent() {
+                        return Err(ApiError::TemporaryUnavailable { retry_after: 1 });
+                    }
+                    running.await
+                }
+            };
+            let error = match outcome {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Api(error)) => return Err(error),
                 Err(Failure::Store(error)) => error,
@@ -186,6 +222,46 @@ impl App {
                 ApiError::TemporaryUnavailable { retry_after: 1 }
             });
         }
+    }
+}
+
+/// A client's accepted-write epoch in the source, or why it cannot be read.
+pub struct Accepted(Result<i64, Failure>);
+
+impl From<i64> for Accepted {
+    fn from(epoch: i64) -> Self {
+        Self(Ok(epoch))
+    }
+}
+
+impl Accepted {
+    /// The epoch; `None` when it is unknown.
+    pub fn known(&self) -> Option<i64> {
+        self.0.as_ref().ok().copied()
+    }
+
+    /// The epoch, past the gates that do without it.
+    pub fn require(self) -> Result<i64, Failure> {
+        self.0
+    }
+}
+
+/// The commit of one run of a request.
+#[derive(Clone, Default)]
+pub struct Commit(Arc<AtomicBool>);
+
+impl Commit {
+    /// Commits. From here on the request is not failed by ourselves: the database may already have done it.
+    pub async fn send<E>(&self, commit: impl Future<Output = Result<(), E>>) -> Result<(), Failure>
+    where
+        Failure: From<E>,
+    {
+        self.0.store(true, Ordering::Relaxed);
+        Ok(commit.await?)
+    }
+
+    fn is_sent(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -9,7 +9,7 @@ use tributary_shared::manifest::SchemaHash;
 use tributary_shared::protocol::{ConnectRequest, ConnectResponse, Envelope, SchemaAction, ScopeId, UnsupportedSchema};
 use tributary_shared::store::{client, configuration, session};
 
-use crate::app::{App, Failure, begin};
+use crate::app::{App, Commit, Failure, begin};
 use crate::auth::Identity;
 use crate::error::ApiError;
 use crate::gate::{self, Opened, Presented};
@@ -20,7 +20,7 @@ pub async fn connect(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>,
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
     let refusal = match envelope.connect() {
-        Ok(request) => return app.run(|| once(app, user, &request)).await,
+        Ok(request) => return app.run(|commit| once(app, user, &request, commit)).await,
         Err(refusal) => refusal,
     };
     // Another user's client is refused first, whatever else is wrong.
@@ -39,7 +39,7 @@ enum Action {
     Unsupported(UnsupportedSchema),
 }
 
-async fn once(app: &App, user: &Identity, request: &ConnectRequest) -> Result<Vec<u8>, Failure> {
+async fn once(app: &App, user: &Identity, request: &ConnectRequest, commit: Commit) -> Result<Vec<u8>, Failure> {
     let mut connection = session::acquire(&app.state).await?;
     let db = begin(&mut connection).await?;
     let mut opened = gate::open(app, &db, &request.client_id).await?;
@@ -82,7 +82,7 @@ async fn once(app: &App, user: &Identity, request: &ConnectRequest) -> Result<Ve
             delta.cursors.insert(id.clone(), None);
         }
     }
-    db.commit().await?;
+    commit.send(db.commit()).await?;
 
     let affected: Vec<ScopeId> = reconciled.assigned.keys().cloned().collect();
     let definition = RawValue::from_string(opened.served.configuration.manifest_document.clone())

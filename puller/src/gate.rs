@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use deadpool_postgres::Transaction;
+use deadpool_postgres::{GenericClient, Object};
 use tributary_shared::cursor::{Current, Cursor, Stale};
 use tributary_shared::position::Position;
 use tributary_shared::protocol::{ClientId, PresentedToken, SchemaReference, ScopeId};
 use tributary_shared::store::client::{self, Client, ClientScope};
 use tributary_shared::store::progress::{self, Progress};
-use tributary_shared::store::scope;
+use tributary_shared::store::transaction::Begun;
+use tributary_shared::store::{scope, source};
 use tributary_shared::token::{Bindings, Expected, Lineage};
 
 use crate::app::{App, Failure, Served, micros};
@@ -30,14 +31,51 @@ pub struct Opened {
 }
 
 /// Reads progress first, then the client: one snapshot, one round trip.
-pub async fn open(app: &App, db: &Transaction<'_>, client_id: &ClientId) -> Result<Opened, Failure> {
+pub async fn open(app: &App, db: &impl GenericClient, client_id: &ClientId) -> Result<Opened, Failure> {
     let id = client_id.as_str();
-    let (progress, client, scopes) =
-        tokio::try_join!(biased; progress::load(db), client::load(db, id), client::scopes(db, id))?;
+    let read = tokio::try_join!(biased; progress::load(db), client::load(db, id), client::scopes(db, id))?;
+    opened(app, db, read).await
+}
+
+/// [`open`] of a transaction whose begin is sent with it; also the client's accepted-write epoch, when it stands in the
+/// same database: read in the request's own snapshot, it is never older than what was accepted before the request.
+pub async fn begin(app: &App, db: &Begun, user: &str, client_id: &ClientId) -> Result<(Opened, Option<i64>), Failure> {
+    let id = client_id.as_str();
+    let session: &Object = db;
+    let epoch = async {
+        match &app.source {
+            None => source::accepted_epoch(session, user, id).await.map(Some),
+            Some(_) => Ok(None),
+        }
+    };
+    let (_begun, progress, client, scopes, epoch) = tokio::try_join!(
+        biased;
+        db.begin(),
+        progress::load(session),
+        client::load(session, id),
+        client::scopes(session, id),
+        epoch
+    )?;
+    Ok((opened(app, session, (progress, client, scopes)).await?, epoch))
+}
+
+async fn opened(
+    app: &App,
+    db: &impl GenericClient,
+    (progress, client, scopes): (Option<Progress>, Option<Client>, Vec<ClientScope>),
+) -> Result<Opened, Failure> {
     let progress = progress.ok_or(ApiError::TemporaryUnavailable { retry_after: 1 })?;
     let served = app.served(db, progress.configuration_no).await?;
     let scopes = scopes.into_iter().map(|scope| (scope.scope_id.clone(), scope)).collect();
     Ok(Opened { progress, served, client, scopes })
+}
+
+/// Another client's state in the same snapshot.
+pub async fn open_another(db: &impl GenericClient, opened: &Opened, client_id: &ClientId) -> Result<Opened, Failure> {
+    let id = client_id.as_str();
+    let (client, scopes) = tokio::try_join!(biased; client::load(db, id), client::scopes(db, id))?;
+    let scopes = scopes.into_iter().map(|scope| (scope.scope_id.clone(), scope)).collect();
+    Ok(Opened { progress: opened.progress.clone(), served: opened.served.clone(), client, scopes })
 }
 
 /// Whether a client id belongs to another user; asked when a request is malformed in any other way.
@@ -162,7 +200,7 @@ pub fn authenticate(
 const TOO_MANY_SCOPES_RETRY: u32 = 60;
 
 /// The scopes that a user has, evaluated in the request's snapshot.
-pub async fn assigned(db: &Transaction<'_>, served: &Served, user: &Identity) -> Result<BTreeSet<String>, Failure> {
+pub async fn assigned(db: &impl GenericClient, served: &Served, user: &Identity) -> Result<BTreeSet<String>, Failure> {
     let user_id = user.user.as_str();
     // A user whose id fits no scope id has no scope: no row can be in such a scope either.
     let mut scopes: BTreeSet<String> =
@@ -181,6 +219,8 @@ pub async fn assigned(db: &Transaction<'_>, served: &Served, user: &Identity) ->
 
 /// The assignment after a request reconciled it.
 pub struct Reconciled {
+    /// Whether it was written.
+    pub changed: bool,
     /// Assigned scopes, in raw UTF-8 order of their ids.
     pub assigned: BTreeMap<ScopeId, ClientScope>,
     /// The assignment's version.
@@ -190,7 +230,7 @@ pub struct Reconciled {
 /// Evaluates the assignment in the request's snapshot and writes it if it changed: the version moves by exactly one per
 /// changed set (ADR 003, "Normal scope movement").
 pub async fn reconcile(
-    db: &Transaction<'_>,
+    db: &impl GenericClient,
     opened: &Opened,
     client_no: i64,
     scope_set_version: i64,
@@ -203,7 +243,8 @@ pub async fn reconcile(
         opened.scopes.values().filter(|s| s.assigned && !wanted.contains(&s.scope_id)).map(|s| s.scope_no).collect();
     let mut version = scope_set_version;
     let mut all: BTreeMap<String, ClientScope> = opened.scopes.clone();
-    if !added.is_empty() || !removed.is_empty() {
+    let changed = !added.is_empty() || !removed.is_empty();
+    if changed {
         version += 1;
         let numbers = scope::intern(db, &added).await?;
         client::reassign(db, client_no, version, &numbers, &removed).await?;
@@ -219,5 +260,5 @@ pub async fn reconcile(
         let id = ScopeId::parse(id).map_err(|_| Failure::integrity("an assigned scope has an impossible id"))?;
         assigned.insert(id, scope);
     }
-    Ok(Reconciled { assigned, scope_set_version: version as u64 })
+    Ok(Reconciled { changed, assigned, scope_set_version: version as u64 })
 }

@@ -63,25 +63,30 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
     })?;
     let wait = Duration::from_millis(settings.pool_wait_millis);
     let size = usize::from(settings.pool_size);
-    let apart = settings.state_url.as_ref().is_some_and(|url| !url.is_same_database(&settings.source_url));
-    let source = if apart {
-        let source = &settings.source_url;
+    let source = if let Some(source) = settings.source_apart() {
         source.connect("tributary-puller").await.with_context(|| {
             format!("cannot connect to the source database at {source}: is PostgreSQL running there, and are role and password right?")
         })?;
-        Some(session::pool(source, "tributary-puller", size, wait)?)
+        Some(session::pool(&source, "tributary-puller", size, wait)?)
     } else {
         None
     };
     let app = Arc::new(App {
         state: session::pool(&state, "tributary-puller", size, wait)?,
         source,
-        cache: session::pool(&state, "tributary-puller", CACHE_SESSIONS, wait)?,
+        // A digest that is lost is computed again.
+        cache: session::pool(
+            &state.clone().with_setting("synchronous_commit", "off"),
+            "tributary-puller",
+            CACHE_SESSIONS,
+            wait,
+        )?,
         keys: settings.token_keys.clone(),
         authenticator,
         health: health.clone(),
         digests: Digests::default(),
         staging: Staging::new(settings.max_staging_waiters as usize, size),
+        give_up: CancellationToken::new(),
         clock_offset_seconds: settings.clock_offset_seconds,
         served: std::sync::Mutex::default(),
     });
@@ -92,9 +97,9 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
 
     let drain = stop.clone();
     let served = app.clone();
-    let give_up = CancellationToken::new();
+    let give_up = app.give_up.clone();
     let mut serving = tokio::spawn(
-        axum::serve(listener, router::router(served, limits, give_up.clone()))
+        axum::serve(listener, router::router(served, limits))
             .with_graceful_shutdown(async move { drain.cancelled().await })
             .into_future(),
     );
@@ -108,9 +113,10 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
         app.staging.leaving.cancel();
     });
     if tokio::time::timeout(grace, &mut serving).await.is_err() {
-        tracing::warn!("some requests did not end within the grace period and are answered 503");
+        tracing::warn!("some requests did not end within the grace period: what is not committed is answered 503");
         give_up.cancel();
-        // Connections that nobody reads from do not keep the process.
+        // Connections that nobody reads from do not keep the process. Neither does a commit that takes longer: its
+        // connection is closed without an answer, as nobody knows what becomes of it.
         let _ = tokio::time::timeout(FAREWELL, serving).await;
     }
     admin_stop.cancel();

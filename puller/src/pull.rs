@@ -6,17 +6,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use deadpool_postgres::Transaction;
-use tributary_shared::encoding;
+use deadpool_postgres::{GenericClient, Object};
 use tributary_shared::merge::{self, Operation, Rest, Stream};
 use tributary_shared::position::Position;
 use tributary_shared::protocol::{Change, Envelope, PullEnd, PullRequest, PullResponse, PullTail, ScopeId};
 use tributary_shared::store::client::{self, ClientScope};
 use tributary_shared::store::pull::{self, Candidate, Captured};
-use tributary_shared::store::session;
+use tributary_shared::store::transaction::{Begun, Isolation};
 use tributary_shared::token::Expected;
 
-use crate::app::{App, Failure, Served, begin};
+use crate::app::{Accepted, App, Commit, Failure, Served};
 use crate::auth::Identity;
 use crate::error::ApiError;
 use crate::gate::{self, Opened, Presented, Reconciled};
@@ -31,7 +30,7 @@ pub async fn pull(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>, Ap
     let Ok(request) = envelope.pull() else {
         return Err(refuse_malformed(app, user, client_id).await);
     };
-    app.run(|| once(app, user, &request)).await
+    app.run(|commit| once(app, user, &request, commit)).await
 }
 
 /// The binding of client to user is checked before the rest of the envelope.
@@ -41,19 +40,22 @@ pub async fn refuse_malformed(
     client_id: Option<tributary_shared::protocol::ClientId>,
 ) -> ApiError {
     let Some(client_id) = client_id else { return ApiError::InvalidRequest };
-    match app.run(|| gate::belongs_to_another(app, user.user.as_str(), &client_id)).await {
+    match app.run(|_| gate::belongs_to_another(app, user.user.as_str(), &client_id)).await {
         Ok(false) => ApiError::InvalidRequest,
         Ok(true) => ApiError::AuthRequired,
         Err(error) => error,
     }
 }
 
-async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u8>, Failure> {
+async fn once(app: &App, user: &Identity, request: &PullRequest, commit: Commit) -> Result<Vec<u8>, Failure> {
     // The epoch first, the snapshot after it: what was accepted before this request cannot be missing in its answer.
-    let accepted = app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?;
-    let mut session = session::acquire(&app.state).await?;
-    let db = begin(&mut session).await?;
-    let opened = gate::open(app, &db, &request.client_id).await?;
+    let elsewhere = match &app.source {
+        Some(_) => Some(app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?),
+        None => None,
+    };
+    let db = Begun::acquire(&app.state, Isolation::RepeatableRead).await?;
+    let (opened, here) = gate::begin(app, &db, user.user.as_str(), &request.client_id).await?;
+    let accepted = elsewhere.unwrap_or_else(|| Accepted::from(here.unwrap_or(0)));
     let client = opened.admit(user.user.as_str(), request.client_generation, &request.schema)?.clone();
     if request.scope_set_version > client.scope_set_version as u64 {
         return Err(ApiError::InvalidRequest.into());
@@ -69,13 +71,14 @@ async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u
         request.client_generation,
         &request.scopes,
     )?;
-    if client.materialized_epoch < accepted {
+    if client.materialized_epoch < accepted.require()? {
         return Err(ApiError::CapturePending { retry_after: 1 }.into());
     }
 
-    let reconciled = gate::reconcile(&db, &opened, client.client_no, client.scope_set_version, user).await?;
+    let session: &Object = &db;
+    let reconciled = gate::reconcile(session, &opened, client.client_no, client.scope_set_version, user).await?;
     let valid = valid_scopes(&presented, &reconciled);
-    let page = page(&db, &opened, &valid, usize::from(request.limit)).await?;
+    let page = page(session, &opened, &valid, usize::from(request.limit)).await?;
 
     let mut cursors = BTreeMap::new();
     for ((id, scope, _), position) in valid.iter().zip(&page.cursors) {
@@ -89,11 +92,18 @@ async fn once(app: &App, user: &Identity, request: &PullRequest) -> Result<Vec<u
     let mut digests = BTreeMap::new();
     if !page.has_more {
         for (id, scope) in &reconciled.assigned {
-            digests.insert(id.clone(), app.digests.of(app, &db, &opened, scope).await?);
+            digests.insert(id.clone(), app.digests.of(app, session, &opened, scope).await?);
         }
     }
-    acknowledge(app, &db, &client, &valid).await?;
-    db.commit().await?;
+    // What only read has nothing to wait for: its transaction ends behind the answer.
+    let acknowledged = acknowledge(app, session, &client, &valid).await?;
+    if acknowledged && !reconciled.changed {
+        // What was presented once is presented again: a crash that takes a checkpoint back takes nothing from anybody.
+        client::relax_commit(session).await?;
+    }
+    if acknowledged || reconciled.changed {
+        commit.send(db.commit()).await?;
+    }
 
     let added: Vec<ScopeId> =
         reconciled.assigned.keys().filter(|id| !request.scopes.contains_key(*id)).cloned().collect();
@@ -143,9 +153,23 @@ struct Page {
 }
 
 /// Eligibility before the limit, merge, cut: reads one candidate more than fits, over all scopes.
-async fn page(db: &Transaction<'_>, opened: &Opened, valid: &[ValidScope<'_>], limit: usize) -> Result<Page, Failure> {
-    let ranges: Vec<(i32, Position)> = valid.iter().map(|(_, scope, after)| (scope.scope_no, *after)).collect();
-    let candidates = pull::candidates(db, &ranges, limit as i64 + 1).await?;
+async fn page(
+    db: &impl GenericClient,
+    opened: &Opened,
+    valid: &[ValidScope<'_>],
+    limit: usize,
+) -> Result<Page, Failure> {
+    // A scope whose newest effect is not after its cursor has no candidates.
+    let (moved, ranges): (Vec<usize>, Vec<(i32, Position)>) = valid
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, scope, after))| scope.content > *after)
+        .map(|(index, (_, scope, after))| (index, (scope.scope_no, *after)))
+        .unzip();
+    let mut candidates = pull::candidates(db, &ranges, limit as i64 + 1).await?;
+    for candidate in &mut candidates {
+        candidate.scope = moved[candidate.scope];
+    }
     let found = find(db, &opened.served, &candidates).await?;
     let outcomes: Vec<Outcome<'_>> =
         candidates.iter().map(|candidate| outcome(&opened.served, &found, candidate)).collect::<Result<_, _>>()?;
@@ -193,12 +217,7 @@ async fn page(db: &Transaction<'_>, opened: &Opened, valid: &[ValidScope<'_>], l
         let change =
             Change { scope: valid[selected.stream].0.as_str(), table: &table.id, pk: &pk, server_version: &version };
         match outcome.row {
-            Some(row) => {
-                if !encoding::is_as_captured(encoder, table, &opened.served.configuration.schema_hash, row) {
-                    return Err(Failure::integrity("a captured row differs from its digest"));
-                }
-                response.upsert(&change, &row.wire, &row.digest);
-            }
+            Some(row) => response.upsert(&change, &row.wire, &row.digest),
             None => response.delete(&change, None),
         }
     }
@@ -218,7 +237,7 @@ struct Found {
     keys: HashMap<i64, Vec<u8>>,
 }
 
-async fn find(db: &Transaction<'_>, served: &Served, candidates: &[Candidate]) -> Result<Found, Failure> {
+async fn find(db: &impl GenericClient, served: &Served, candidates: &[Candidate]) -> Result<Found, Failure> {
     let mut by_table: BTreeMap<i16, (Vec<i64>, Vec<i64>)> = BTreeMap::new();
     for candidate in candidates {
         let (upserts, deletes) = by_table.entry(candidate.table_no).or_default();
@@ -250,14 +269,15 @@ fn outcome<'a>(served: &'a Served, found: &'a Found, candidate: &Candidate) -> R
 }
 
 /// Advances checkpoints to what was presented, in the request's own transaction; writes nothing when nothing moves.
+/// Returns whether it wrote.
 async fn acknowledge(
     app: &App,
-    db: &Transaction<'_>,
+    db: &impl GenericClient,
     client: &client::Client,
     valid: &[ValidScope<'_>],
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
     if valid.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     let now = app.now();
     let moved: Vec<(i32, Position)> = valid
@@ -268,8 +288,9 @@ async fn acknowledge(
     if !moved.is_empty() {
         client::acknowledge(db, client.client_no, &moved).await?;
     }
-    if now.duration_since(client.acknowledged_at).is_ok_and(|age| age >= ACKNOWLEDGED_GRANULARITY) {
+    let touched = now.duration_since(client.acknowledged_at).is_ok_and(|age| age >= ACKNOWLEDGED_GRANULARITY);
+    if touched {
         client::touch(db, client.client_no, now).await?;
     }
-    Ok(())
+    Ok(touched || !moved.is_empty())
 }

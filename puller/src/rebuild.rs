@@ -4,27 +4,29 @@
 //! anything of another scope.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use deadpool_postgres::Transaction;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
+use tokio::time::Instant;
 use tributary_shared::continuation::{self, Continuation, Refusal};
 use tributary_shared::cursor::Cursor;
 use tributary_shared::position::Position;
 use tributary_shared::protocol::{Envelope, RebuildEnd, RebuildPage, RebuildRequest};
 use tributary_shared::store::client::{self, Client, ClientScope};
-use tributary_shared::store::digest::DigestKey;
 use tributary_shared::store::session;
 use tributary_shared::store::snapshot::{self, Session};
 use tributary_shared::token::{Bindings, Expected, KeyId, Lineage};
 use uuid::Uuid;
 
-use crate::app::{App, Failure, begin, micros};
+use crate::app::{App, Commit, Failure, begin, micros};
 use crate::auth::Identity;
 use crate::digests;
 use crate::error::ApiError;
 use crate::gate::{self, Opened};
+use crate::permit::Permit;
 use crate::pull::refuse_malformed;
-use crate::staging::{self, Latest, Turn};
+use crate::staging::{self, Ticket, Turn};
 
 /// Longest wait for a snapshot that is being staged, so that the client gets an answer before a balancer gives up.
 /// The staging goes on meanwhile, and the client's retry finds its session.
@@ -33,82 +35,88 @@ const STAGING_WAIT: Duration = Duration::from_secs(50);
 const STAGING_POLL: Duration = Duration::from_millis(100);
 
 /// Answers a rebuild page.
-pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+pub async fn rebuild(app: &Arc<App>, user: &Identity, body: &[u8], permit: Permit) -> Result<Vec<u8>, ApiError> {
     let envelope = Envelope::read(body).map_err(|_| ApiError::InvalidRequest)?;
     let client_id = envelope.client_id();
     let Ok(request) = envelope.rebuild() else {
         return Err(refuse_malformed(app, user, client_id).await);
     };
-    let (scope_no, accepted) = match app.run(|| once(app, user, &request, Mode::Reuse(None))).await? {
+    let scope_no = match app.run(|commit| once(app, user, &request, &Mode::Reuse, commit)).await? {
         Outcome::Page(page) => return Ok(page),
-        Outcome::Unstaged { scope_no, accepted } => (scope_no, accepted),
+        Outcome::Unstaged { scope_no } => scope_no,
     };
     // Nobody has staged this content: one rebuild does, the others wait for it.
-    let waiting = Waiting { app, user, request: &request, scope_no, since: Instant::now(), accepted };
+    wait(app, user, &request, scope_no, permit).await
+}
+
+/// Waits for something until this moment, or until this process is about to leave. Only waits are cut so, never a
+/// transaction: one whose commit was sent is not told that it failed.
+async fn patiently<T>(app: &App, until: Instant, wait: impl Future<Output = T>) -> Result<T, ApiError> {
+    let unavailable = ApiError::TemporaryUnavailable { retry_after: 1 };
     tokio::select! {
-        answer = waiting.answer() => answer,
-        () = tokio::time::sleep(STAGING_WAIT) => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
-        () = app.staging.leaving.cancelled() => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
+        biased;
+        done = wait => Ok(done),
+        () = tokio::time::sleep_until(until) => Err(unavailable),
+        () = app.staging.leaving.cancelled() => Err(unavailable),
     }
 }
 
-/// A first request whose content is not staged.
-struct Waiting<'a> {
-    app: &'a Arc<App>,
-    user: &'a Identity,
-    request: &'a RebuildRequest,
+/// Waits for whoever stages the scope, or stages it.
+async fn wait(
+    app: &Arc<App>,
+    user: &Identity,
+    request: &RebuildRequest,
     scope_no: i32,
-    since: Instant,
-    /// The epoch that was found materialized before it waited.
-    accepted: i64,
-}
-
-impl Waiting<'_> {
-    /// Waits for whoever stages the scope, or stages it.
-    async fn answer(&self) -> Result<Vec<u8>, ApiError> {
-        let turn = self.app.staging.turn(self.scope_no);
-        let mut permit = None;
-        loop {
-            if let Ok(guard) = turn.lock.clone().try_lock_owned() {
-                let (app, user, request) = (self.app.clone(), self.user.clone(), self.request.clone());
-                let staging = stage(app, user, request, turn.clone(), guard);
-                // A task of its own: whether the client waits or not, the work is not lost.
-                return tokio::spawn(staging).await.unwrap_or_else(|error| {
-                    tracing::error!(%error, "a staging ended early");
-                    Err(ApiError::TemporaryUnavailable { retry_after: 1 })
-                });
+    mut permit: Permit,
+) -> Result<Vec<u8>, ApiError> {
+    let until = Instant::now() + STAGING_WAIT;
+    let turn = app.staging.turn(scope_no);
+    let mut waiting = None;
+    loop {
+        if let Ok(guard) = turn.lock.clone().try_lock_owned() {
+            drop(waiting.take());
+            let running = app.staging.running.clone().try_acquire_owned().ok();
+            if running.is_none() {
+                permit.change(&app.staging.waiters)?;
             }
-            if permit.is_none() {
-                let waiters = &self.app.staging.waiters;
-                permit = Some(waiters.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?);
-            }
-            // Whoever waited looks whether the one before it has staged the content, without holding up the others.
-            drop(turn.lock.lock().await);
-            // What was staged from a state snapshot opened while this request waited is as good as staging it now, though
-            // the scope has changed since: that is how many clients share one staging of a scope that never rests.
-            let latest = turn.latest().filter(|latest| latest.opened >= self.since);
-            let shared = latest.map(|latest| Shared { latest, accepted: self.accepted });
-            let mode = Mode::Reuse(shared);
-            let _reading = self.app.staging.readers.acquire().await;
-            if let Outcome::Page(page) = self.app.run(|| once(self.app, self.user, self.request, mode.clone())).await? {
-                return Ok(page);
-            }
+            let staging = stage(app.clone(), user.clone(), request.clone(), turn.clone(), running, (guard, permit));
+            // A task of its own: whether the client waits or not, the work is not lost.
+            return patiently(app, until, tokio::spawn(staging)).await?.unwrap_or_else(|error| {
+                tracing::error!(%error, "a staging ended early");
+                Err(ApiError::TemporaryUnavailable { retry_after: 1 })
+            });
+        }
+        permit.change(&app.staging.waiters)?;
+        if waiting.is_none() {
+            waiting = Some(turn.wait(Ticket { user: user.clone(), request: request.clone() }));
+        }
+        // Whoever waited looks whether the one before it has made its session, without holding up the others.
+        drop(patiently(app, until, turn.lock.lock()).await?);
+        let _reading = patiently(app, until, app.staging.readers.acquire()).await?;
+        if let Outcome::Page(page) = app.run(|commit| once(app, user, request, &Mode::Reuse, commit)).await? {
+            return Ok(page);
         }
     }
 }
 
-/// Stages a scope and answers the first page, holding the scope's turn; while another puller stages it, waits for that.
+/// Stages a scope and answers the first page, holding the scope's turn and the request's permit; while as many stage as
+/// may, or another puller stages it, waits for that.
 async fn stage(
     app: Arc<App>,
     user: Identity,
     request: RebuildRequest,
     turn: Arc<Turn>,
-    _guard: tokio::sync::OwnedMutexGuard<()>,
+    mut running: Option<OwnedSemaphorePermit>,
+    _held: (OwnedMutexGuard<()>, Permit),
 ) -> Result<Vec<u8>, ApiError> {
+    let mode = Mode::Stage(turn);
     loop {
         let outcome = {
-            let _running = app.staging.running.acquire().await;
-            app.run(|| once(&app, &user, &request, Mode::Stage(turn.clone()))).await?
+            let _running = match running.take() {
+                Some(running) => running,
+                None => app.staging.running.clone().acquire_owned().await.expect("never closed"),
+            };
+            app.run(|commit| once(&app, &user, &request, &mode, commit)).await?
         };
         match outcome {
             Outcome::Page(page) => return Ok(page),
@@ -118,20 +126,11 @@ async fn stage(
 }
 
 /// Whether a request may stage.
-#[derive(Clone)]
 enum Mode {
-    /// Only what is staged; also what this says, though the scope has newer content.
-    Reuse(Option<Shared>),
-    /// Stage, and tell the others in this turn.
+    /// Only what is staged.
+    Reuse,
+    /// Stage, and make the sessions of all that wait in this turn.
     Stage(Arc<Turn>),
-}
-
-/// A staging that a waiting request may share.
-#[derive(Clone)]
-struct Shared {
-    latest: Arc<Latest>,
-    /// The epoch that is known to be materialized in it.
-    accepted: i64,
 }
 
 enum Outcome {
@@ -139,53 +138,50 @@ enum Outcome {
     /// The content is not staged, and this request may not or cannot do it now.
     Unstaged {
         scope_no: i32,
-        /// The client's epoch, which is materialized.
-        accepted: i64,
     },
 }
 
-async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) -> Result<Outcome, Failure> {
+async fn once(
+    app: &App,
+    user: &Identity,
+    request: &RebuildRequest,
+    mode: &Mode,
+    commit: Commit,
+) -> Result<Outcome, Failure> {
+    // Epochs first, the snapshot after them: what was accepted before is not missing in it.
     let accepted = app.accepted_epoch(user.user.as_str(), request.client_id.as_str()).await?;
-    let opening = Instant::now();
+    let companions = match mode {
+        Mode::Stage(turn) => companions(app, turn).await?,
+        Mode::Reuse => Vec::new(),
+    };
     let mut connection = session::acquire(&app.state).await?;
     let db = begin(&mut connection).await?;
     let opened = gate::open(app, &db, &request.client_id).await?;
     let client = opened.admit(user.user.as_str(), request.client_generation, &request.schema)?;
-    let assigned = gate::assigned(&db, &opened.served, user).await?;
-    let scope =
-        opened.scopes.get(request.scope.as_str()).filter(|scope| scope.assigned && assigned.contains(&scope.scope_id));
-    let context = Context { app, db: &db, opened: &opened, client, user, request, accepted };
+    // Until it is required nothing reads an epoch that is unknown.
+    let epoch = accepted.known().unwrap_or(0);
+    let context = Context { app, db: &db, opened: &opened, client, user, request, accepted: epoch };
     match &request.cursor {
         None => {
-            let scope = scope.ok_or(ApiError::InvalidRequest)?;
-            if client.materialized_epoch < accepted {
-                return Err(ApiError::CapturePending { retry_after: 1 }.into());
-            }
-            let Some(session) = context.first(scope, &mode).await? else {
-                return Ok(Outcome::Unstaged { scope_no: scope.scope_no, accepted });
+            let scope = context.assigned().await?.ok_or(ApiError::InvalidRequest)?;
+            accepted.require()?;
+            context.refuse_pending()?;
+            let Some(session) = context.first(scope, mode, &companions).await? else {
+                return Ok(Outcome::Unstaged { scope_no: scope.scope_no });
             };
             let page = context.page(&session, scope, 0).await?;
-            db.commit().await?;
-            // The session of an earlier attempt can be of older content.
-            let present = session.boundary_lsn == opened.progress.boundary_lsn;
-            if let (Mode::Stage(turn), true) = (mode, present) {
-                turn.publish(Latest {
-                    key: digests::key(&opened, scope),
-                    snapshot_no: session.snapshot_no,
-                    boundary: session.boundary_lsn,
-                    opened: opening,
-                });
-            }
+            commit.send(db.commit()).await?;
             Ok(Outcome::Page(page))
         }
         Some(token) => {
             let continuation = Continuation::open(&app.keys, token.as_str(), &context.expected(), request.rebuild_id)
                 .map_err(|_| ApiError::InvalidRequest)?;
             // A continuation of a scope whose assignment was invalidated cannot go on.
-            let scope = scope.ok_or(ApiError::RebuildRestartRequired)?;
+            let scope = context.assigned().await?.ok_or(ApiError::RebuildRestartRequired)?;
             let current = continuation::Current {
                 lineage: opened.lineage(request.client_generation, scope),
-                accepted_write_epoch: accepted as u64,
+                // Without the source every other cause is told all the same.
+                accepted_write_epoch: accepted.known().map_or(continuation.accepted_write_epoch, |epoch| epoch as u64),
                 now: micros(app.now()),
             };
             if continuation.lapse(&current).is_some() {
@@ -199,13 +195,27 @@ async fn once(app: &App, user: &Identity, request: &RebuildRequest, mode: Mode) 
             if let Some(Refusal::PageLimit) = continuation.refusal(&current, request.limit) {
                 return Err(ApiError::InvalidRequest.into());
             }
-            if client.materialized_epoch < accepted {
-                return Err(ApiError::CapturePending { retry_after: 1 }.into());
-            }
+            accepted.require()?;
+            context.refuse_pending()?;
             let page = context.page(&session, scope, continuation.next_row_ordinal).await?;
             Ok(Outcome::Page(page))
         }
     }
+}
+
+/// A rebuild that waits, with its client's accepted-write epoch.
+struct Companion {
+    ticket: Arc<Ticket>,
+    accepted: i64,
+}
+
+/// The rebuilds that wait in a turn; one statement reads all of their epochs.
+async fn companions(app: &App, turn: &Turn) -> Result<Vec<Companion>, Failure> {
+    let tickets = turn.waiting();
+    let clients: Vec<(&str, &str)> =
+        tickets.iter().map(|ticket| (ticket.user.user.as_str(), ticket.request.client_id.as_str())).collect();
+    let epochs = app.accepted_epochs_of(&clients).await?;
+    Ok(tickets.into_iter().zip(epochs).map(|(ticket, accepted)| Companion { ticket, accepted }).collect())
 }
 
 struct Context<'a> {
@@ -227,12 +237,80 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// The requested scope, if it is assigned: to the client's generation, and by what assignments say now.
+    async fn assigned(&self) -> Result<Option<&'a ClientScope>, Failure> {
+        let assigned = gate::assigned(self.db, &self.opened.served, self.user).await?;
+        let scope = self.opened.scopes.get(self.request.scope.as_str());
+        Ok(scope.filter(|scope| scope.assigned && assigned.contains(&scope.scope_id)))
+    }
+
+    /// An accepted write that is not materialized holds the request up.
+    fn refuse_pending(&self) -> Result<(), ApiError> {
+        if self.client.materialized_epoch < self.accepted {
+            return Err(ApiError::CapturePending { retry_after: 1 });
+        }
+        Ok(())
+    }
+
     /// The session of the first request: the unexpired one of this attempt, or a new one. `None`: the content is not
     /// staged, and this request may not do it now.
-    async fn first(&self, scope: &ClientScope, mode: &Mode) -> Result<Option<Session>, Failure> {
+    async fn first(
+        &self,
+        scope: &ClientScope,
+        mode: &Mode,
+        companions: &[Companion],
+    ) -> Result<Option<Session>, Failure> {
+        let mut wanted = self.wanted(scope);
+        if let Some(session) = snapshot::find_session(self.db, &wanted, wanted.created_at).await? {
+            // Another page size is another request, and cannot change the pages of this attempt.
+            let same = session.page_limit == wanted.page_limit;
+            return if same { Ok(Some(session)) } else { Err(ApiError::InvalidRequest.into()) };
+        }
+        client::lock(self.db, self.client.client_no).await?;
+        if let Some(staged) = snapshot::find(self.db, &digests::key(self.opened, scope)).await? {
+            wanted.snapshot_no = staged.snapshot_no;
+            snapshot::create_session(self.db, &wanted).await?;
+            return Ok(Some(wanted));
+        }
+        let Mode::Stage(_) = mode else { return Ok(None) };
+        let Some(begun) = staging::begin(self.app, self.db, self.opened, scope).await? else { return Ok(None) };
+        wanted.snapshot_no = begun.snapshot_no;
+        snapshot::create_session(self.db, &wanted).await?;
+        // Before the rows: a client that changes meanwhile is noticed while nothing is done yet.
+        for companion in companions {
+            self.join(companion, begun.snapshot_no).await?;
+        }
+        staging::fill(self.db, self.opened, scope, &begun).await?;
+        Ok(Some(wanted))
+    }
+
+    /// Makes the session of a rebuild that waits, in this transaction and of the same snapshot: past the same gates, at
+    /// the same boundary. One that is refused learns of it by itself.
+    async fn join(&self, companion: &Companion, snapshot_no: i64) -> Result<(), Failure> {
+        let Companion { ticket, accepted } = companion;
+        let request = &ticket.request;
+        let opened = gate::open_another(self.db, self.opened, &request.client_id).await?;
+        let Ok(client) = opened.admit(ticket.user.user.as_str(), request.client_generation, &request.schema) else {
+            return Ok(());
+        };
+        let context = Context { opened: &opened, client, user: &ticket.user, request, accepted: *accepted, ..*self };
+        let Some(scope) = context.assigned().await? else { return Ok(()) };
+        if context.refuse_pending().is_err() {
+            return Ok(());
+        }
+        let wanted = Session { snapshot_no, ..context.wanted(scope) };
+        // One request can wait twice.
+        if snapshot::find_session(self.db, &wanted, wanted.created_at).await?.is_none() {
+            client::lock(self.db, client.client_no).await?;
+            snapshot::create_session(self.db, &wanted).await?;
+        }
+        Ok(())
+    }
+
+    /// A new session of this request at the boundary, without a snapshot.
+    fn wanted(&self, scope: &ClientScope) -> Session {
         let lineage = self.opened.lineage(self.request.client_generation, scope);
-        let now = self.app.now();
-        let mut wanted = Session {
+        Session {
             session_id: Uuid::new_v4(),
             client_no: self.client.client_no,
             client_generation: lineage.client_generation as i64,
@@ -248,38 +326,8 @@ impl<'a> Context<'a> {
             key_id: self.app.keys.signing_key().to_sql(),
             snapshot_no: 0,
             // The state keeps microseconds: what is stored must be what tokens carry.
-            created_at: UNIX_EPOCH + Duration::from_micros(micros(now).unsigned_abs()),
-        };
-        if let Some(session) = snapshot::find_session(self.db, &wanted, now).await? {
-            // Another page size is another request, and cannot change the pages of this attempt.
-            let same = session.page_limit == wanted.page_limit;
-            return if same { Ok(Some(session)) } else { Err(ApiError::InvalidRequest.into()) };
+            created_at: UNIX_EPOCH + Duration::from_micros(micros(self.app.now()).unsigned_abs()),
         }
-        client::lock(self.db, self.client.client_no).await?;
-        let key = digests::key(self.opened, scope);
-        let staged = match (snapshot::find(self.db, &key).await?, mode) {
-            (Some(staged), _) => Some(staged.snapshot_no),
-            (None, Mode::Stage(_)) => {
-                staging::stage(self.app, self.db, self.opened, scope).await?.map(|staged| staged.snapshot_no)
-            }
-            (None, Mode::Reuse(Some(shared))) if self.may_share(&key, scope, shared) => {
-                wanted.boundary_lsn = shared.latest.boundary;
-                let staged = snapshot::load(self.db, shared.latest.snapshot_no).await?;
-                staged.map(|staged| staged.snapshot_no)
-            }
-            (None, Mode::Reuse(_)) => None,
-        };
-        let Some(snapshot_no) = staged else { return Ok(None) };
-        wanted.snapshot_no = snapshot_no;
-        snapshot::create_session(self.db, &wanted).await?;
-        Ok(Some(wanted))
-    }
-
-    /// Whether a snapshot that was staged for another while this request waited is one that it could have staged itself: under the same generations, not below the resume floor, and with every write that was accepted.
-    fn may_share(&self, key: &DigestKey, scope: &ClientScope, shared: &Shared) -> bool {
-        let latest = &shared.latest;
-        let same = DigestKey { content: key.content, ..latest.key } == *key;
-        same && shared.accepted == self.accepted && Position::boundary(latest.boundary) >= scope.floor
     }
 
     /// The page that begins at a row of the staged order: the same octets whenever it is asked for.

@@ -4,23 +4,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::auth::Identity;
 use crate::error::ApiError;
+use crate::permit::Permit;
 use crate::{connect, pull, rebuild};
 
-/// The public interface. When `give_up` is cancelled, requests that are still worked on are answered 503 at once.
-pub fn router(app: Arc<App>, limits: Limits, give_up: CancellationToken) -> Router {
-    let server = Server { app, in_flight: Arc::new(Semaphore::new(limits.in_flight)), limits, give_up };
+/// The public interface.
+pub fn router(app: Arc<App>, limits: Limits) -> Router {
+    let server = Server { app, in_flight: Arc::new(Semaphore::new(limits.in_flight)), limits };
     Router::new()
         .route("/sync/connect", post(connect_route))
         .route("/sync/pull", post(pull_route))
@@ -34,7 +34,7 @@ pub fn router(app: Arc<App>, limits: Limits, give_up: CancellationToken) -> Rout
 /// What is refused before any work.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Requests at once.
+    /// Requests that are worked on at once.
     pub in_flight: usize,
     /// Octets of a body.
     pub body_octets: usize,
@@ -45,19 +45,20 @@ struct Server {
     app: Arc<App>,
     in_flight: Arc<Semaphore>,
     limits: Limits,
-    give_up: CancellationToken,
 }
 
 async fn connect_route(State(server): State<Server>, request: Request) -> Response {
-    server.answer("connect", request, async |app, user, body| connect::connect(app, user, body).await).await
+    server.answer("connect", request, async |app, user, body, _permit| connect::connect(app, user, body).await).await
 }
 
 async fn pull_route(State(server): State<Server>, request: Request) -> Response {
-    server.answer("pull", request, async |app, user, body| pull::pull(app, user, body).await).await
+    server.answer("pull", request, async |app, user, body, _permit| pull::pull(app, user, body).await).await
 }
 
 async fn rebuild_route(State(server): State<Server>, request: Request) -> Response {
-    server.answer("rebuild", request, async |app, user, body| rebuild::rebuild(app, user, body).await).await
+    server
+        .answer("rebuild", request, async |app, user, body, permit| rebuild::rebuild(app, user, body, permit).await)
+        .await
 }
 
 async fn openapi() -> Response {
@@ -76,14 +77,10 @@ impl Server {
         &self,
         endpoint: &'static str,
         request: Request,
-        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
+        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8], Permit) -> Result<Vec<u8>, ApiError>,
     ) -> Response {
         let started = Instant::now();
-        let outcome = tokio::select! {
-            biased;
-            outcome = self.work(request, work) => outcome,
-            () = self.give_up.cancelled() => Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
-        };
+        let outcome = self.work(request, work).await;
         let code = match &outcome {
             Ok(_) => "ok",
             Err(error) => error.status_and_code().1,
@@ -103,9 +100,20 @@ impl Server {
     async fn work(
         &self,
         request: Request,
-        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8]) -> Result<Vec<u8>, ApiError>,
+        work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8], Permit) -> Result<Vec<u8>, ApiError>,
     ) -> Result<Vec<u8>, ApiError> {
-        let _permit = self.in_flight.try_acquire().map_err(|_| ApiError::RateLimited { retry_after: 1 })?;
+        let permit = Permit::take(&self.in_flight)?;
+        let (identity, body) = tokio::select! {
+            biased;
+            read = self.read(request) => read?,
+            // From here on it is the request's own business when it can be given up (see `App::run`).
+            () = self.app.give_up.cancelled() => return Err(ApiError::TemporaryUnavailable { retry_after: 1 }),
+        };
+        work(&self.app, &identity, &body, permit).await
+    }
+
+    /// Who sends a request, and its body.
+    async fn read(&self, request: Request) -> Result<(Identity, Bytes), ApiError> {
         let now = crate::app::micros(self.app.now()) / 1_000_000;
         let identity = self.app.authenticator.authenticate(request.headers(), now)?;
         if !is_json(request.headers().get(CONTENT_TYPE)) {
@@ -124,7 +132,7 @@ impl Server {
                 ApiError::InvalidRequest
             }
         })?;
-        work(&self.app, &identity, &body).await
+        Ok((identity, body))
     }
 }
 

@@ -36,10 +36,11 @@ pub struct ServeSettings {
     /// State sessions for requests.
     #[arg(long, env = "TRIBUTARY_POOL_SIZE", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub pool_size: u16,
-    /// Requests that are worked on or wait for a session; more are answered 429.
+    /// Requests that are worked on or wait for a session; more are answered 429. Rebuilds that wait for a staging are
+    /// counted by --max-staging-waiters instead.
     #[arg(long, env = "TRIBUTARY_MAX_IN_FLIGHT", default_value = "1024", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_in_flight: u32,
-    /// Rebuilds that wait for a snapshot that another one stages; more are answered 429.
+    /// Rebuilds that wait for a snapshot to be staged, by another one or in their turn; more are answered 429.
     #[arg(long, env = "TRIBUTARY_MAX_STAGING_WAITERS", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_staging_waiters: u32,
     /// Largest request body in octets; larger ones are answered 413.
@@ -74,9 +75,16 @@ pub struct ServeSettings {
 impl ServeSettings {
     /// The state database's address, with the statement limit.
     pub fn state(&self) -> Address {
-        self.state_url
-            .clone()
-            .unwrap_or_else(|| self.source_url.clone())
-            .with_statement_timeout(Duration::from_secs(self.statement_timeout_seconds))
+        self.limited(self.state_url.as_ref().unwrap_or(&self.source_url))
+    }
+
+    /// The source database's address, with the statement limit; `None` when it is the state database.
+    pub fn source_apart(&self) -> Option<Address> {
+        let state = self.state_url.as_ref()?;
+        (!state.is_same_database(&self.source_url)).then(|| self.limited(&self.source_url))
+    }
+
+    fn limited(&self, address: &Address) -> Address {
+        address.clone().for_requests(Duration::from_secs(self.statement_timeout_seconds))
     }
 }

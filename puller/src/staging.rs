@@ -1,7 +1,7 @@
 //! Staging: the immutable snapshot of a scope's content, made once and shared by every session over the same content.
 //!
 //! Rows are read through a portal and written as blocks of ready-made records, so that memory is bounded by one block
-//! whatever the size of the scope. It happens in the transaction that creates the session: both commit, or neither.
+//! whatever the size of the scope. It happens in the transaction that creates the sessions: all commit, or nothing.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,15 +10,15 @@ use std::time::Instant;
 use deadpool_postgres::Transaction;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tributary_shared::content::ContentKey;
 use tributary_shared::digest::ScopeDigester;
-use tributary_shared::encoding;
-use tributary_shared::lsn::Lsn;
-use tributary_shared::protocol::RebuildPage;
+use tributary_shared::protocol::{RebuildPage, RebuildRequest};
 use tributary_shared::store::client::ClientScope;
-use tributary_shared::store::digest::{self, DigestKey};
-use tributary_shared::store::snapshot::{self, Snapshot};
+use tributary_shared::store::digest;
+use tributary_shared::store::snapshot;
 
 use crate::app::{App, Failure};
+use crate::auth::Identity;
 use crate::digests;
 use crate::gate::Opened;
 
@@ -34,9 +34,10 @@ const FETCH_OCTETS: usize = 4 * BLOCK_OCTETS;
 /// Who stages, and who waits.
 pub struct Staging {
     /// Rebuilds that may wait at once.
-    pub waiters: Semaphore,
+    pub waiters: Arc<Semaphore>,
+    most_waiters: usize,
     /// Stagings that may run at once.
-    pub running: Semaphore,
+    pub running: Arc<Semaphore>,
     /// Rebuilds that may read at once what they have waited for: a thousand of them wake up together.
     pub readers: Semaphore,
     /// Cancelled when this process is about to end, so that who waits is told to come back.
@@ -49,30 +50,41 @@ pub struct Staging {
 pub struct Turn {
     /// Held by the rebuild that stages.
     pub lock: Arc<tokio::sync::Mutex<()>>,
-    latest: Mutex<Option<Arc<Latest>>>,
+    waiting: Mutex<Vec<Arc<Ticket>>>,
 }
 
-/// The last staging of a scope by this puller.
-pub struct Latest {
-    /// What was staged.
-    pub key: DigestKey,
-    /// The snapshot.
-    pub snapshot_no: i64,
-    /// Boundary of the state snapshot that it was staged from.
-    pub boundary: Lsn,
-    /// A time before that state snapshot was opened.
-    pub opened: Instant,
+/// A rebuild that waits for a session.
+pub struct Ticket {
+    /// Whose it is.
+    pub user: Identity,
+    /// Its first request.
+    pub request: RebuildRequest,
+}
+
+/// A ticket's place among those that wait, until it is dropped.
+pub struct Place<'a> {
+    turn: &'a Turn,
+    ticket: Arc<Ticket>,
 }
 
 impl Turn {
-    /// The last staging, while anybody waits.
-    pub fn latest(&self) -> Option<Arc<Latest>> {
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Takes a place: whoever stages the scope from now on makes this rebuild's session too.
+    pub fn wait(&self, ticket: Ticket) -> Place<'_> {
+        let ticket = Arc::new(ticket);
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(ticket.clone());
+        Place { turn: self, ticket }
     }
 
-    /// Tells those who wait what has been staged and committed.
-    pub fn publish(&self, latest: Latest) {
-        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(latest));
+    /// The rebuilds that wait; bounded by [`Staging::waiters`].
+    pub fn waiting(&self) -> Vec<Arc<Ticket>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.turn.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.retain(|ticket| !Arc::ptr_eq(ticket, &self.ticket));
     }
 }
 
@@ -82,12 +94,18 @@ impl Staging {
     pub fn new(waiters: usize, sessions: usize) -> Self {
         let quarter = (sessions / 4).max(1);
         Self {
-            waiters: Semaphore::new(waiters),
-            running: Semaphore::new(quarter),
+            waiters: Arc::new(Semaphore::new(waiters)),
+            most_waiters: waiters,
+            running: Arc::new(Semaphore::new(quarter)),
             readers: Semaphore::new(quarter),
             leaving: CancellationToken::new(),
             turns: Mutex::default(),
         }
+    }
+
+    /// Rebuilds that wait now.
+    pub fn waiting(&self) -> usize {
+        self.most_waiters.saturating_sub(self.waiters.available_permits())
     }
 
     /// The turns of a scope.
@@ -99,19 +117,34 @@ impl Staging {
     }
 }
 
-/// Stages a scope's content as of the request's snapshot. `None`: another puller is staging the scope.
-pub async fn stage(
+/// A snapshot that is begun in the request's transaction, and has no rows yet.
+pub struct Begun {
+    /// Its number, for the sessions that are made of it.
+    pub snapshot_no: i64,
+    key: ContentKey,
+}
+
+/// Begins to stage a scope's content as of the request's snapshot. `None`: another puller is staging the scope.
+pub async fn begin(
     app: &App,
     db: &Transaction<'_>,
     opened: &Opened,
     scope: &ClientScope,
-) -> Result<Option<Snapshot>, Failure> {
+) -> Result<Option<Begun>, Failure> {
     if !snapshot::try_claim_staging(db, scope.scope_no).await? {
         return Ok(None);
     }
-    let started = Instant::now();
     let key = digests::key(opened, scope);
     let snapshot_no = snapshot::begin(db, &key, app.now()).await?;
+    Ok(Some(Begun { snapshot_no, key }))
+}
+
+/// Stages the rows.
+pub async fn fill(db: &Transaction<'_>, opened: &Opened, scope: &ClientScope, begun: &Begun) -> Result<(), Failure> {
+    let started = Instant::now();
+    let Begun { snapshot_no, key } = *begun;
+    digest::plan_for_scopes(db).await?;
+    digest::check_markers(db, scope.scope_no).await?;
     let counts: HashMap<i16, i64> = digest::row_counts(db, scope.scope_no).await?.into_iter().collect();
     let total: i64 = counts.values().sum();
     let schema_hash = &opened.served.configuration.schema_hash;
@@ -126,11 +159,8 @@ pub async fn stage(
         let portal = snapshot::open_content(db, scope.scope_no, table).await?;
         let mut fetch = FETCH_ROWS / 10;
         loop {
-            let rows = snapshot::next_content(db, &portal, fetch).await?;
+            let rows = snapshot::next_content(db, &portal, scope.scope_no, table, fetch).await?;
             for row in &rows {
-                if !encoding::is_as_captured(encoder, table, schema_hash, row) {
-                    return Err(Failure::integrity("a captured row differs from its digest"));
-                }
                 identity.clear();
                 encoder.identity_prefix().identity_into(&row.key, &mut identity);
                 digester
@@ -150,10 +180,11 @@ pub async fn stage(
     }
     let octets = blocks.finish().await?;
     let digest = digester.finish().map_err(|_| Failure::integrity("a scope has entries without captured rows"))?;
-    snapshot::complete(db, snapshot_no, total, octets, &digest).await?;
+    digest::plan_for_pages(db).await?;
+    snapshot::complete(db, &key, snapshot_no, total, octets, &digest).await?;
     metrics::counter!("tributary_snapshots_staged_total").increment(1);
     metrics::histogram!("tributary_staging_duration_seconds").record(started.elapsed().as_secs_f64());
-    Ok(Some(Snapshot { snapshot_no, row_count: total, digest }))
+    Ok(())
 }
 
 /// Writes records as blocks.

@@ -18,6 +18,7 @@ const PATIENCE: u32 = 3;
 pub async fn watch(app: Arc<App>, max_silence: Option<Duration>, stop: CancellationToken) {
     let mut failures = 0;
     loop {
+        metrics::gauge!("tributary_staging_waiters").set(app.staging.waiting() as f64);
         match look(&app, max_silence).await {
             Ok(None) => {
                 failures = 0;

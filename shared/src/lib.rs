@@ -4,6 +4,7 @@
 //! keys and prior state come in as arguments. [`store`] is the only home of SQL, for both binaries.
 
 pub mod canonical;
+pub mod content;
 pub mod continuation;
 pub mod cursor;
 pub mod digest;
@@ -16,6 +17,7 @@ pub mod position;
 pub mod protocol;
 pub mod registry;
 pub mod rule;
+pub mod seal;
 pub mod service;
 pub mod store;
 pub mod template;

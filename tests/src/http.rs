@@ -1,6 +1,6 @@
 //! One POST at a time to a puller, with the hooks that tests need: raw bodies, foreign headers, lost answers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Octets past which an answer is refused.
@@ -36,7 +36,8 @@ pub struct Http {
     base: String,
     authorization: Option<String>,
     agent: ureq::Agent,
-    lose: AtomicBool,
+    /// Answers until one is lost, counted down; 0: none is.
+    lose: AtomicUsize,
 }
 
 impl Http {
@@ -51,7 +52,7 @@ impl Http {
             base: base.trim_end_matches('/').to_owned(),
             authorization: token.map(|token| format!("Bearer {token}")),
             agent: config.into(),
-            lose: AtomicBool::new(false),
+            lose: AtomicUsize::new(0),
         }
     }
 
@@ -62,7 +63,17 @@ impl Http {
 
     /// Let the next answer be lost: the server handles the request, the client never learns.
     pub fn lose_next_answer(&self) {
-        self.lose.store(true, Ordering::Relaxed);
+        self.lose_answer(1);
+    }
+
+    /// Let the answer of this number from now on, from 1, be lost.
+    pub fn lose_answer(&self, number: usize) {
+        self.lose.store(number, Ordering::Relaxed);
+    }
+
+    /// Whether an answer is still to be lost.
+    pub fn will_lose(&self) -> bool {
+        self.lose.load(Ordering::Relaxed) > 0
     }
 
     /// POST a body.
@@ -87,7 +98,8 @@ impl Http {
         }
         let answer = request.send(body).map_err(|error| HttpError::Transport(error.to_string()))?;
         let response = receive(answer)?;
-        if self.lose.swap(false, Ordering::Relaxed) { Err(HttpError::Lost) } else { Ok(response) }
+        let before = self.lose.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if before == Ok(1) { Err(HttpError::Lost) } else { Ok(response) }
     }
 }
 

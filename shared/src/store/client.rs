@@ -6,7 +6,8 @@ use deadpool_postgres::GenericClient;
 use uuid::Uuid;
 
 use super::error::{Result, StoreError};
-use super::statement;
+use super::{digest, statement};
+use crate::content::ContentKey;
 use crate::position::Position;
 
 /// A registered client.
@@ -30,17 +31,11 @@ pub struct Client {
     pub materialized_epoch: i64,
 }
 
-/// The digest that is cached for a scope, with everything that it is valid for.
+/// The digest that is cached for a scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedDigest {
-    /// Stream generation.
-    pub stream_generation: Uuid,
-    /// Schema version.
-    pub schema_version: i64,
-    /// Membership generation.
-    pub membership_generation: i64,
-    /// Content position.
-    pub content: Position,
+    /// What it is valid for.
+    pub key: ContentKey,
     /// The digest.
     pub digest: [u8; 32],
 }
@@ -65,19 +60,16 @@ pub struct ClientScope {
     /// Content position: the newest effect, whether compaction has taken its delete marker since or not. Content and
     /// digest can only differ where this differs.
     pub content: Position,
+    /// The greatest position of a delete marker that compaction removed.
+    pub compacted: Position,
     /// The cached digest, valid or not.
     pub cached: Option<CachedDigest>,
 }
 
 impl ClientScope {
-    /// The cached digest if it is that of the present content.
-    pub fn digest(&self, stream_generation: Uuid, schema_version: u64) -> Option<[u8; 32]> {
-        let cached = self.cached.as_ref()?;
-        let valid = cached.stream_generation == stream_generation
-            && cached.schema_version == schema_version as i64
-            && cached.membership_generation == self.membership_generation
-            && cached.content == self.content;
-        valid.then_some(cached.digest)
+    /// The cached digest if it is that of this content.
+    pub fn digest(&self, key: &ContentKey) -> Option<[u8; 32]> {
+        self.cached.as_ref().filter(|cached| cached.key == *key).map(|cached| cached.digest)
     }
 }
 
@@ -142,7 +134,7 @@ pub async fn lock(db: &impl GenericClient, client_no: i64) -> Result<()> {
 
 const SCOPE_COLUMNS: &str = "s.scope_id, s.scope_no, s.membership_generation, s.retention_generation, s.floor_lsn,
             s.floor_ordinal, n.commit_lsn, n.ordinal, d.stream_generation, d.schema_version, d.membership_generation,
-            d.commit_lsn, d.ordinal, d.digest, s.compacted_lsn, s.compacted_ordinal";
+            d.commit_lsn, d.ordinal, d.row_count, d.digest, d.seal, s.compacted_lsn, s.compacted_ordinal";
 const SCOPE_JOINS: &str = "left join lateral (
             select e.commit_lsn, e.ordinal
             from tributary.scope_entry e
@@ -187,20 +179,20 @@ fn scope_from_row(row: &tokio_postgres::Row) -> Result<ClientScope> {
         Ok(Some(position))
     };
     let floor = position(4, 5)?.unwrap_or(Position::GENERATION_START);
-    let compacted = position(14, 15)?.unwrap_or(Position::GENERATION_START);
+    let compacted = position(16, 17)?.unwrap_or(Position::GENERATION_START);
     let newest = position(6, 7)?.unwrap_or(Position::GENERATION_START);
     let cached = match row.try_get::<_, Option<Uuid>>(8)? {
         None => None,
-        Some(stream_generation) => Some(CachedDigest {
-            stream_generation,
-            schema_version: row.try_get(9)?,
-            membership_generation: row.try_get(10)?,
-            content: position(11, 12)?.unwrap_or(Position::GENERATION_START),
-            digest: row
-                .try_get::<_, Vec<u8>>(13)?
-                .try_into()
-                .map_err(|_| StoreError::integrity("a scope digest is not 32 octets"))?,
-        }),
+        Some(stream_generation) => {
+            let key = ContentKey {
+                scope_no: row.try_get(1)?,
+                stream_generation,
+                schema_version: row.try_get(9)?,
+                membership_generation: row.try_get(10)?,
+                content: position(11, 12)?.unwrap_or(Position::GENERATION_START),
+            };
+            Some(CachedDigest { key, digest: digest::kept_from_row(row, 13, &key)? })
+        }
     };
     Ok(ClientScope {
         scope_id: row.try_get(0)?,
@@ -209,9 +201,10 @@ fn scope_from_row(row: &tokio_postgres::Row) -> Result<ClientScope> {
         retention_generation: row.try_get(3)?,
         floor,
         content: newest.max(compacted),
+        compacted,
         cached,
-        assigned: row.try_get(16)?,
-        checkpoint: position(17, 18)?,
+        assigned: row.try_get(18)?,
+        checkpoint: position(19, 20)?,
     })
 }
 
@@ -254,6 +247,13 @@ pub async fn acknowledge(db: &impl GenericClient, client_no: i64, presented: &[(
     let ordinals: Vec<i64> = presented.iter().map(|p| p.1.to_sql().1).collect();
     statement::execute(db, sql, &[&client_no, &scopes, &lsns, &ordinals]).await?;
     Ok(())
+}
+
+/// Lets the transaction commit without waiting for the disk: it is durable within a second. Only for acknowledgements,
+/// which compaction relies on and clients repeat: after a crash of the database a checkpoint can be an older one, as if
+/// the request had come later (ADR 003, "Costs and obligations": compaction uses the last position conservatively).
+pub async fn relax_commit(db: &impl GenericClient) -> Result<()> {
+    Ok(db.batch_execute("set local synchronous_commit = off").await?)
 }
 
 /// Records that the client has acknowledged just now, for retention.

@@ -2,12 +2,19 @@
 
 use deadpool_postgres::GenericClient;
 use futures_util::{Stream, TryStreamExt};
-use uuid::Uuid;
+use tokio_postgres::types::ToSql;
 
 use super::error::{Result, StoreError};
+use super::pull::{IDENTIFIED, Identified, entry_from_row, identified_from_row};
 use super::{projection, statement};
-use crate::position::Position;
+use crate::content::ContentKey;
 use crate::registry::Table;
+use crate::seal;
+
+/// The columns of an entry `e`, as its reader takes them.
+pub(super) const ENTRY: &str = "e.row_id, e.table_no, e.commit_lsn, e.ordinal, e.present, e.seal";
+/// How many they are.
+pub(super) const ENTRY_COLUMNS: usize = 6;
 
 /// How many rows of each relation a scope holds, `(table_no, count)`.
 pub async fn row_counts(db: &impl GenericClient, scope_no: i32) -> Result<Vec<(i16, i64)>> {
@@ -17,56 +24,71 @@ pub async fn row_counts(db: &impl GenericClient, scope_no: i32) -> Result<Vec<(i
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
-/// Keys and digests of a scope's rows of one relation, by unsigned key octets; streamed.
+/// Lets statements of this transaction that read a whole scope be planned like any other, until [`plan_for_pages`].
+pub async fn plan_for_scopes(db: &impl GenericClient) -> Result<()> {
+    Ok(db.batch_execute("set local enable_seqscan = on; set local enable_bitmapscan = on").await?)
+}
+
+/// Statements read by an index again, as the session does.
+pub async fn plan_for_pages(db: &impl GenericClient) -> Result<()> {
+    Ok(db.batch_execute("set local enable_seqscan = off; set local enable_bitmapscan = off").await?)
+}
+
+/// What identifies a scope's rows of one relation, by unsigned key octets; streamed.
+///
+/// # Errors
+/// [`StoreError::Integrity`] when an entry or a row is not as it was written.
 pub async fn rows<C: GenericClient>(
     db: &C,
     scope_no: i32,
     table: &Table,
-) -> Result<impl Stream<Item = Result<(Vec<u8>, [u8; 32])>> + use<C>> {
+) -> Result<impl Stream<Item = Result<Identified>> + use<C>> {
     let sql = format!(
         "-- digest::rows
-        select p.tributary_key, p.tributary_digest
+        select {ENTRY}, {IDENTIFIED}
         from tributary.scope_entry e
         join {} p on p.tributary_row_id = e.row_id
         where e.scope_no = $1 and e.table_no = $2 and e.present
         order by p.tributary_key",
         projection::name(table)
     );
+    let table_no = table.table_no;
     let statement = db.prepare_cached(&sql).await?;
-    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&scope_no, &table.table_no];
+    let parameters: [&(dyn ToSql + Sync); 2] = [&scope_no, &table_no];
     let rows = db.query_raw(&statement, parameters).await?;
-    Ok(rows.map_err(StoreError::from).and_then(|row| async move {
-        let digest: Option<Vec<u8>> = row.try_get(1)?;
-        let digest = digest.and_then(|d| d.try_into().ok());
-        Ok((row.try_get(0)?, digest.ok_or_else(|| StoreError::integrity("a captured row has no digest"))?))
+    Ok(rows.map_err(StoreError::from).and_then(move |row| async move {
+        entry_from_row(&row, 0, scope_no)?;
+        identified_from_row(&row, ENTRY_COLUMNS, table_no)
     }))
 }
 
-/// What a cached digest is valid for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct DigestKey {
-    /// Scope.
-    pub scope_no: i32,
-    /// Stream generation.
-    pub stream_generation: Uuid,
-    /// Schema version.
-    pub schema_version: i64,
-    /// Membership generation.
-    pub membership_generation: i64,
-    /// Content position.
-    pub content: Position,
+/// Reads every delete marker of a scope: one that was an entry would be missing from the content.
+///
+/// # Errors
+/// [`StoreError::Integrity`] when a marker is not as it was written.
+pub async fn check_markers(db: &impl GenericClient, scope_no: i32) -> Result<()> {
+    let sql = format!(
+        "-- digest::check_markers
+        select {ENTRY} from tributary.scope_entry e where e.scope_no = $1 and not e.present"
+    );
+    let statement = db.prepare_cached(&sql).await?;
+    let parameters: [&(dyn ToSql + Sync); 1] = [&scope_no];
+    let rows = db.query_raw(&statement, parameters).await?;
+    rows.map_err(StoreError::from)
+        .try_for_each(|row| std::future::ready(entry_from_row(&row, 0, scope_no).map(|_| ())))
+        .await
 }
 
 /// Keeps a scope's digest, unless one of a later content is kept already.
-pub async fn keep(db: &impl GenericClient, key: &DigestKey, row_count: i64, digest: &[u8; 32]) -> Result<()> {
+pub async fn keep(db: &impl GenericClient, key: &ContentKey, row_count: i64, digest: &[u8; 32]) -> Result<()> {
     let sql = "-- digest::keep
         insert into tributary.scope_digest as d (scope_no, stream_generation, schema_version, membership_generation,
-            commit_lsn, ordinal, row_count, digest)
-        values ($1, $2, $3, $4, $5, $6, $7, $8)
+            commit_lsn, ordinal, row_count, digest, seal)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
         on conflict on constraint scope_digest_scope_is_key do update
         set stream_generation = excluded.stream_generation, schema_version = excluded.schema_version,
             membership_generation = excluded.membership_generation, commit_lsn = excluded.commit_lsn,
-            ordinal = excluded.ordinal, row_count = excluded.row_count, digest = excluded.digest
+            ordinal = excluded.ordinal, row_count = excluded.row_count, digest = excluded.digest, seal = excluded.seal
         where d.stream_generation <> excluded.stream_generation
             or d.schema_version <> excluded.schema_version
             or d.membership_generation <> excluded.membership_generation
@@ -84,6 +106,7 @@ pub async fn keep(db: &impl GenericClient, key: &DigestKey, row_count: i64, dige
             &ordinal,
             &row_count,
             &digest.as_slice(),
+            &seal::scope_digest(key, row_count, digest).as_slice(),
         ],
     )
     .await?;
@@ -98,9 +121,12 @@ pub async fn try_claim(db: &impl GenericClient, scope_no: i32) -> Result<bool> {
 }
 
 /// The digest that is kept for exactly this content.
-pub async fn kept(db: &impl GenericClient, key: &DigestKey) -> Result<Option<[u8; 32]>> {
+///
+/// # Errors
+/// [`StoreError::Integrity`] when it is not as it was kept.
+pub async fn kept(db: &impl GenericClient, key: &ContentKey) -> Result<Option<[u8; 32]>> {
     let sql = "-- digest::kept
-        select digest
+        select row_count, digest, seal
         from tributary.scope_digest
         where scope_no = $1 and stream_generation = $2 and schema_version = $3 and membership_generation = $4
             and commit_lsn = $5 and ordinal = $6";
@@ -111,6 +137,19 @@ pub async fn kept(db: &impl GenericClient, key: &DigestKey) -> Result<Option<[u8
         &[&key.scope_no, &key.stream_generation, &key.schema_version, &key.membership_generation, &lsn, &ordinal],
     )
     .await?;
-    let digest: Option<Vec<u8>> = row.map(|row| row.try_get(0)).transpose()?;
-    digest.map(|d| d.try_into().map_err(|_| StoreError::integrity("a scope digest is not 32 octets"))).transpose()
+    row.map(|row| kept_from_row(&row, 0, key)).transpose()
+}
+
+/// A kept digest from the columns `row_count, digest, seal`, the first of them at `at`.
+pub(super) fn kept_from_row(row: &tokio_postgres::Row, at: usize, key: &ContentKey) -> Result<[u8; 32]> {
+    let row_count: i64 = row.try_get(at)?;
+    let digest: [u8; 32] = row
+        .try_get::<_, &[u8]>(at + 1)?
+        .try_into()
+        .map_err(|_| StoreError::integrity("a scope digest is not 32 octets"))?;
+    if row.try_get::<_, &[u8]>(at + 2)? == seal::scope_digest(key, row_count, &digest) {
+        Ok(digest)
+    } else {
+        Err(StoreError::integrity("a cached scope digest differs from its seal"))
+    }
 }

@@ -468,12 +468,15 @@ impl Membership {
                 ) - 1 as effect
                 from pg_temp.tributary_effect
             ), written as (
-                insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present)
-                select row_id, commit_lsn, (event << {EFFECT_BITS}) + effect, scope_no, table_no, present
+                insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present, seal)
+                select row_id, commit_lsn, (event << {EFFECT_BITS}) + effect, scope_no, table_no, present,
+                    tributary.entry_seal(row_id, commit_lsn, (event << {EFFECT_BITS}) + effect, scope_no, table_no,
+                        present)
                 from numbered
                 where effect < $1
                 on conflict on constraint scope_entry_row_is_key do update
-                set commit_lsn = excluded.commit_lsn, ordinal = excluded.ordinal, present = excluded.present
+                set commit_lsn = excluded.commit_lsn, ordinal = excluded.ordinal, present = excluded.present,
+                    seal = excluded.seal
             )
             select coalesce(max(effect) >= $1, false), (array_agg(table_no))[1] from numbered where effect >= $1"
         );
@@ -490,8 +493,9 @@ impl Membership {
     /// Writes the entries of a baseline: every scope of the evaluation, at the generation start.
     pub async fn write_baseline(&self, db: &impl GenericClient, table_no: i16) -> Result<u64> {
         let sql = "-- membership::write_baseline
-            insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present)
-            select distinct w.row_id, 0::bigint, 0::bigint, s.scope_no, $1::smallint, true
+            insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present, seal)
+            select distinct w.row_id, 0::bigint, 0::bigint, s.scope_no, $1::smallint, true,
+                tributary.entry_seal(w.row_id, 0, 0, s.scope_no, $1::smallint, true)
             from pg_temp.tributary_wanted w
             join tributary.scope s on s.scope_id = w.scope_id";
         statement::execute(db, sql, &[&table_no]).await

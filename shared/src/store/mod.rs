@@ -26,4 +26,5 @@ pub mod snapshot;
 pub mod source;
 mod statement;
 pub mod status;
+pub mod transaction;
 pub mod write;

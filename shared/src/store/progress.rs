@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use deadpool_postgres::GenericClient;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::error::{Result, StoreError};
@@ -80,18 +81,15 @@ pub struct Advance {
 /// [`StoreError::Fenced`] when another leads, [`StoreError::Integrity`] when the boundary would not move forward;
 /// both mean: abort the transaction.
 pub async fn advance(db: &impl GenericClient, epoch: i64, to: Advance) -> Result<()> {
-    super::leader::hold(db, epoch).await?;
     let sql = "-- progress::advance
         update tributary.progress
         set boundary_lsn = $1, resume_lsn = $2, commit_time = $3, next_row_id = $4, leader_epoch = $5,
             materialized_at = clock_timestamp()
         where boundary_lsn < $1 and resume_lsn < $2 and next_row_id <= $4 and leader_epoch <= $5";
-    let moved = statement::execute(
-        db,
-        sql,
-        &[&to.boundary_lsn.to_sql(), &to.resume_lsn.to_sql(), &to.commit_time, &to.next_row_id, &epoch],
-    )
-    .await?;
+    let (boundary, resume) = (to.boundary_lsn.to_sql(), to.resume_lsn.to_sql());
+    let parameters: [&(dyn ToSql + Sync); 5] = [&boundary, &resume, &to.commit_time, &to.next_row_id, &epoch];
+    let held = super::leader::hold(db, epoch);
+    let ((), moved) = tokio::try_join!(biased; held, statement::execute(db, sql, &parameters))?;
     if moved == 1 { Ok(()) } else { Err(StoreError::integrity("progress does not move forward")) }
 }
 

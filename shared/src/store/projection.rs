@@ -30,7 +30,8 @@ pub async fn create(db: &impl GenericClient, table: &Table) -> Result<()> {
             tributary_version_lsn bigint not null,
             tributary_version_ordinal bigint not null,
             tributary_wire text,
-            tributary_digest bytea",
+            tributary_digest bytea,
+            tributary_seal bytea",
         name(table)
     );
     for column in table.columns.iter().filter(|c| c.stored) {

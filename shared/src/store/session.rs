@@ -25,6 +25,8 @@ pub const SETTINGS: &[(&str, &str)] = &[
     ("search_path", "pg_catalog"),
     ("row_security", "off"),
     ("standard_conforming_strings", "on"),
+    // Our statements are short or simple: compiling one costs more than it can save.
+    ("jit", "off"),
 ];
 
 /// [`SETTINGS`] as the startup parameter `options`, which replication sessions honour too.
@@ -46,6 +48,7 @@ pub fn startup_options() -> String {
 #[derive(Clone)]
 pub struct Address {
     config: Config,
+    options: String,
 }
 
 /// A setting that is not a database address. The text is not repeated: it may hold a password.
@@ -71,8 +74,9 @@ impl FromStr for Address {
             config.connect_timeout(Duration::from_secs(5));
         }
         config.keepalives_idle(Duration::from_secs(15)).tcp_user_timeout(Duration::from_secs(30));
-        config.options(startup_options());
-        Ok(Self { config })
+        let options = startup_options();
+        config.options(options.clone());
+        Ok(Self { config, options })
     }
 }
 
@@ -97,11 +101,21 @@ impl Address {
         config
     }
 
-    /// The same address with a time limit for each statement.
+    /// The same address with a further setting for its sessions; the value has no spaces.
     #[must_use]
-    pub fn with_statement_timeout(mut self, limit: Duration) -> Self {
-        self.config.options(format!("{}-c statement_timeout={}", startup_options(), limit.as_millis()));
+    pub fn with_setting(mut self, name: &str, value: &str) -> Self {
+        self.options = format!("{}-c {name}={value} ", self.options);
+        self.config.options(self.options.clone());
         self
+    }
+
+    /// The same address for the sessions of requests. What a request reads is bounded by an index, in its order; a plan
+    /// that reads all and sorts it, because statistics are not what the data is, must not be taken.
+    #[must_use]
+    pub fn for_requests(self, limit: Duration) -> Self {
+        self.with_setting("statement_timeout", &limit.as_millis().to_string())
+            .with_setting("enable_seqscan", "off")
+            .with_setting("enable_bitmapscan", "off")
     }
 
     /// Whether both name one database of one server, as far as their texts tell.

@@ -6,12 +6,15 @@ use deadpool_postgres::{GenericClient, Transaction};
 use tokio_postgres::Portal;
 use uuid::Uuid;
 
-use super::digest::DigestKey;
+use super::digest::{ENTRY, ENTRY_COLUMNS};
 use super::error::{Result, StoreError};
-use super::pull::{Captured, captured_from_row};
+use super::pull::{CAPTURED, Captured, captured_from_row, entry_from_row};
 use super::{projection, statement};
+use crate::content::ContentKey;
 use crate::lsn::Lsn;
+use crate::position::Position;
 use crate::registry::Table;
+use crate::seal;
 
 /// A staged snapshot: immutable content of one scope.
 #[derive(Debug, Clone)]
@@ -24,26 +27,45 @@ pub struct Snapshot {
     pub digest: [u8; 32],
 }
 
+const SNAPSHOT_COLUMNS: &str = "snapshot_no, row_count, digest, seal, scope_no, stream_generation, schema_version,
+            membership_generation, content_lsn, content_ordinal";
+
 fn snapshot_from_row(row: &tokio_postgres::Row) -> Result<Snapshot> {
-    let digest: Vec<u8> = row.try_get(2)?;
-    Ok(Snapshot {
+    let key = ContentKey {
+        scope_no: row.try_get(4)?,
+        stream_generation: row.try_get(5)?,
+        schema_version: row.try_get(6)?,
+        membership_generation: row.try_get(7)?,
+        content: Position::from_sql(row.try_get(8)?, row.try_get(9)?)
+            .map_err(|_| StoreError::integrity("a snapshot holds an impossible position"))?,
+    };
+    let digest: &[u8] = row.try_get(2)?;
+    let snapshot = Snapshot {
         snapshot_no: row.try_get(0)?,
         row_count: row.try_get(1)?,
         digest: digest.try_into().map_err(|_| StoreError::integrity("a snapshot's digest is not 32 octets"))?,
-    })
+    };
+    let sealed = seal::snapshot(&key, snapshot.snapshot_no, snapshot.row_count, &snapshot.digest);
+    if row.try_get::<_, &[u8]>(3)? == sealed {
+        Ok(snapshot)
+    } else {
+        Err(StoreError::integrity("a snapshot differs from its seal"))
+    }
 }
 
 /// The snapshot of exactly this content, if it is staged.
-pub async fn find(db: &impl GenericClient, key: &DigestKey) -> Result<Option<Snapshot>> {
-    let sql = "-- snapshot::find
-        select snapshot_no, row_count, digest
+pub async fn find(db: &impl GenericClient, key: &ContentKey) -> Result<Option<Snapshot>> {
+    let sql = format!(
+        "-- snapshot::find
+        select {SNAPSHOT_COLUMNS}
         from tributary.snapshot
         where scope_no = $1 and stream_generation = $2 and schema_version = $3 and membership_generation = $4
-            and content_lsn = $5 and content_ordinal = $6";
+            and content_lsn = $5 and content_ordinal = $6"
+    );
     let (lsn, ordinal) = key.content.to_sql();
     let row = statement::query_opt(
         db,
-        sql,
+        &sql,
         &[&key.scope_no, &key.stream_generation, &key.schema_version, &key.membership_generation, &lsn, &ordinal],
     )
     .await?;
@@ -52,9 +74,11 @@ pub async fn find(db: &impl GenericClient, key: &DigestKey) -> Result<Option<Sna
 
 /// A snapshot by its number.
 pub async fn load(db: &impl GenericClient, snapshot_no: i64) -> Result<Option<Snapshot>> {
-    let sql = "-- snapshot::load
-        select snapshot_no, row_count, digest from tributary.snapshot where snapshot_no = $1";
-    statement::query_opt(db, sql, &[&snapshot_no]).await?.as_ref().map(snapshot_from_row).transpose()
+    let sql = format!(
+        "-- snapshot::load
+        select {SNAPSHOT_COLUMNS} from tributary.snapshot where snapshot_no = $1"
+    );
+    statement::query_opt(db, &sql, &[&snapshot_no]).await?.as_ref().map(snapshot_from_row).transpose()
 }
 
 /// Takes the right to stage snapshots of a scope until the transaction ends; false when another puller has it.
@@ -65,11 +89,11 @@ pub async fn try_claim_staging(db: &impl GenericClient, scope_no: i32) -> Result
 }
 
 /// Makes an empty snapshot, to be completed in the same transaction; returns its number.
-pub async fn begin(db: &impl GenericClient, key: &DigestKey, now: SystemTime) -> Result<i64> {
+pub async fn begin(db: &impl GenericClient, key: &ContentKey, now: SystemTime) -> Result<i64> {
     let sql = "-- snapshot::begin
         insert into tributary.snapshot (scope_no, stream_generation, schema_version, membership_generation,
-            content_lsn, content_ordinal, row_count, byte_count, digest, created_at)
-        values ($1, $2, $3, $4, $5, $6, 0, 0, decode(repeat('00', 32), 'hex'), $7)
+            content_lsn, content_ordinal, row_count, byte_count, digest, seal, created_at)
+        values ($1, $2, $3, $4, $5, $6, 0, 0, decode(repeat('00', 32), 'hex'), ''::bytea, $7)
         returning snapshot_no";
     let (lsn, ordinal) = key.content.to_sql();
     let row = statement::query_one(
@@ -84,14 +108,17 @@ pub async fn begin(db: &impl GenericClient, key: &DigestKey, now: SystemTime) ->
 /// Completes a snapshot in the transaction that began it.
 pub async fn complete(
     db: &impl GenericClient,
+    key: &ContentKey,
     snapshot_no: i64,
     row_count: i64,
     byte_count: i64,
     digest: &[u8; 32],
 ) -> Result<()> {
     let sql = "-- snapshot::complete
-        update tributary.snapshot set row_count = $2, byte_count = $3, digest = $4 where snapshot_no = $1";
-    statement::execute(db, sql, &[&snapshot_no, &row_count, &byte_count, &digest.as_slice()]).await?;
+        update tributary.snapshot set row_count = $2, byte_count = $3, digest = $4, seal = $5 where snapshot_no = $1";
+    let sealed = seal::snapshot(key, snapshot_no, row_count, digest);
+    statement::execute(db, sql, &[&snapshot_no, &row_count, &byte_count, &digest.as_slice(), &sealed.as_slice()])
+        .await?;
     Ok(())
 }
 
@@ -105,9 +132,11 @@ pub async fn add_block(
     records: &[u8],
 ) -> Result<()> {
     let sql = "-- snapshot::add_block
-        insert into tributary.snapshot_block (snapshot_no, block_no, first_row, record_ends, records)
-        values ($1, $2, $3, $4, $5)";
-    statement::execute(db, sql, &[&snapshot_no, &block_no, &first_row, &record_ends, &records]).await?;
+        insert into tributary.snapshot_block (snapshot_no, block_no, first_row, record_ends, records, seal)
+        values ($1, $2, $3, $4, $5, $6)";
+    let sealed = seal::block(snapshot_no, block_no, first_row, record_ends, records);
+    statement::execute(db, sql, &[&snapshot_no, &block_no, &first_row, &record_ends, &records, &sealed.as_slice()])
+        .await?;
     Ok(())
 }
 
@@ -115,8 +144,7 @@ pub async fn add_block(
 pub async fn open_content(db: &Transaction<'_>, scope_no: i32, table: &Table) -> Result<Portal> {
     let sql = format!(
         "-- snapshot::open_content
-        select p.tributary_row_id, p.tributary_key, p.tributary_version_lsn, p.tributary_version_ordinal,
-            p.tributary_wire, p.tributary_digest
+        select {ENTRY}, {CAPTURED}
         from tributary.scope_entry e
         join {} p on p.tributary_row_id = e.row_id
         where e.scope_no = $1 and e.table_no = $2 and e.present
@@ -128,8 +156,23 @@ pub async fn open_content(db: &Transaction<'_>, scope_no: i32, table: &Table) ->
 }
 
 /// The next rows of a portal; fewer than `limit` at its end.
-pub async fn next_content(db: &Transaction<'_>, portal: &Portal, limit: i32) -> Result<Vec<Captured>> {
-    db.query_portal(portal, limit).await?.iter().map(captured_from_row).collect()
+///
+/// # Errors
+/// [`StoreError::Integrity`] when an entry or a row is not as it was written.
+pub async fn next_content(
+    db: &Transaction<'_>,
+    portal: &Portal,
+    scope_no: i32,
+    table: &Table,
+    limit: i32,
+) -> Result<Vec<Captured>> {
+    let rows = db.query_portal(portal, limit).await?;
+    rows.iter()
+        .map(|row| {
+            entry_from_row(row, 0, scope_no)?;
+            captured_from_row(row, ENTRY_COLUMNS, table.table_no)
+        })
+        .collect()
 }
 
 /// A block, or the part of the staged order that it holds.
@@ -144,9 +187,12 @@ pub struct Block {
 }
 
 /// The blocks that hold the records `start..end` of a snapshot.
+///
+/// # Errors
+/// [`StoreError::Integrity`] when a block is not as it was staged.
 pub async fn blocks(db: &impl GenericClient, snapshot_no: i64, start: i64, end: i64) -> Result<Vec<Block>> {
     let sql = "-- snapshot::blocks
-        select first_row, record_ends, records
+        select block_no, first_row, record_ends, records, seal
         from tributary.snapshot_block
         where snapshot_no = $1 and first_row < $3 and first_row >= (
             select max(first_row) from tributary.snapshot_block where snapshot_no = $1 and first_row <= $2
@@ -154,7 +200,15 @@ pub async fn blocks(db: &impl GenericClient, snapshot_no: i64, start: i64, end: 
         order by first_row";
     let rows = statement::query(db, sql, &[&snapshot_no, &start, &end]).await?;
     rows.iter()
-        .map(|row| Ok(Block { first_row: row.try_get(0)?, record_ends: row.try_get(1)?, records: row.try_get(2)? }))
+        .map(|row| {
+            let block = Block { first_row: row.try_get(1)?, record_ends: row.try_get(2)?, records: row.try_get(3)? };
+            let sealed = seal::block(snapshot_no, row.try_get(0)?, block.first_row, &block.record_ends, &block.records);
+            if row.try_get::<_, &[u8]>(4)? == sealed {
+                Ok(block)
+            } else {
+                Err(StoreError::integrity("a staged block differs from its seal"))
+            }
+        })
         .collect()
 }
 

@@ -69,25 +69,49 @@ pub async fn server(db: &Client) -> Result<Server> {
 
 /// Makes the publication, or brings its list of tables up to the registry's. Returns whether it was made now.
 ///
-/// Our own tables are never in it: it names its tables one by one.
+/// One that is right already is left alone, as PostgreSQL lets only the tables' owner alter it: so an administrator can
+/// publish the tables, and our role need not own them. Our own tables are never in it: it names its tables one by one.
 pub async fn ensure_publication(db: &Client, name: &str, tables: &[Table]) -> Result<bool> {
     let list = tables.iter().map(|t| format!("only {}", t.relation.quoted())).collect::<Vec<_>>().join(", ");
-    let exists = db
-        .query_opt("-- source::publication\nselect puballtables from pg_publication where pubname = $1", &[&name])
+    let schemas: Vec<&str> = tables.iter().map(|t| t.relation.schema()).collect();
+    let names: Vec<&str> = tables.iter().map(|t| t.relation.name()).collect();
+    let found = db
+        .query_opt(
+            "-- source::publication
+            with wanted as (
+                select schema, name from unnest($2::text[], $3::text[]) as w (schema, name)
+            ), published as (
+                select schemaname::text, tablename::text from pg_publication_tables where pubname = $1
+            )
+            select p.puballtables,
+                p.pubinsert and p.pubupdate and p.pubdelete and p.pubtruncate and p.pubviaroot
+                    and not exists (table wanted except table published)
+                    and not exists (table published except table wanted)
+                    -- Filters of rows and lists of columns, which PostgreSQL 14 does not have yet.
+                    and not exists (
+                        select from pg_publication_rel r
+                        where r.prpubid = p.oid
+                            and (to_jsonb(r) ->> 'prqual' is not null or to_jsonb(r) ->> 'prattrs' is not null)
+                    )
+            from pg_publication p
+            where p.pubname = $1",
+            &[&name, &schemas, &names],
+        )
         .await?;
     let options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true";
     let name = quote_identifier(name);
-    let sql = match &exists {
-        None => format!("create publication {name} for table {list} with ({options})"),
+    let (made, sql) = match &found {
+        None => (true, format!("create publication {name} for table {list} with ({options})")),
         Some(row) if row.try_get(0)? => {
             return Err(StoreError::integrity("the publication is FOR ALL TABLES; ours names its tables one by one"));
         }
+        Some(row) if row.try_get(1)? => return Ok(false),
         Some(_) => {
-            format!("alter publication {name} set table {list}; alter publication {name} set ({options})")
+            (false, format!("alter publication {name} set table {list}; alter publication {name} set ({options})"))
         }
     };
     db.batch_execute(&sql).await?;
-    Ok(exists.is_none())
+    Ok(made)
 }
 
 /// What differs between the publication and what the stream needs of it: changes that it leaves out are lost without a
@@ -259,6 +283,18 @@ pub async fn accepted_epoch(db: &impl GenericClient, user_id: &str, client_id: &
         select epoch from tributary.accepted_write where user_id = $1 and client_id = $2";
     let row = statement::query_opt(db, sql, &[&user_id, &client_id]).await?;
     Ok(row.map(|row| row.try_get(0)).transpose()?.unwrap_or(0))
+}
+
+/// [`accepted_epoch`] of several clients, `(user_id, client_id)`, in their order.
+pub async fn accepted_epochs_of(db: &impl GenericClient, clients: &[(&str, &str)]) -> Result<Vec<i64>> {
+    let sql = "-- source::accepted_epochs_of
+        select coalesce(a.epoch, 0)
+        from unnest($1::text[], $2::text[]) with ordinality as u (user_id, client_id, number)
+        left join tributary.accepted_write a on a.user_id = u.user_id and a.client_id = u.client_id
+        order by u.number";
+    let (users, ids): (Vec<&str>, Vec<&str>) = clients.iter().copied().unzip();
+    let rows = statement::query(db, sql, &[&users, &ids]).await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
 /// Epochs that a baseline's snapshot sees: the baseline counts as having materialized them. Read through a session

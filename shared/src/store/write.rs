@@ -11,6 +11,7 @@ use super::{projection, statement};
 use crate::position::{MAX_EFFECTS, Position};
 use crate::registry::Table;
 use crate::registry::name::quote_identifier;
+use crate::seal::{self, RowSeal, Seal};
 
 /// A projected row as it is before a batch.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ pub struct RowWrite<'a> {
     pub wire: Option<String>,
     /// Row digest; `None` for a capture-only table.
     pub digest: Option<[u8; 32]>,
+    /// Its seal; `None` for a capture-only table.
+    pub seal: Option<RowSeal>,
     /// PostgreSQL's text of the stored columns, in the table's order of them.
     pub stored: Vec<Option<&'a str>>,
 }
@@ -55,6 +58,12 @@ pub struct EntryWrite {
     pub position: Position,
     /// Whether the row is in the scope after this effect.
     pub present: bool,
+}
+
+impl EntryWrite {
+    fn seal(&self) -> Seal {
+        seal::entry(self.row_id, self.position, self.scope_no, self.table_no, self.present)
+    }
 }
 
 /// Numbers of rows that departed under the given keys, `(key, row_id)`; they stay until the transaction ends.
@@ -115,7 +124,7 @@ impl RowCopy {
     pub async fn start(db: &Transaction<'_>, table: &Table) -> Result<Self> {
         let mut target = format!(
             "{} (tributary_row_id, tributary_key, tributary_version_lsn, tributary_version_ordinal, tributary_wire, \
-             tributary_digest",
+             tributary_digest, tributary_seal",
             projection::name(table)
         );
         let mut forms = Vec::new();
@@ -127,7 +136,7 @@ impl RowCopy {
             forms.push(form.unwrap_or(Form::Text));
         }
         target.push(')');
-        Ok(Self { copy: Copy::start(db, &target, 6 + forms.len(), binary).await?, forms })
+        Ok(Self { copy: Copy::start(db, &target, 7 + forms.len(), binary).await?, forms })
     }
 
     /// Adds a row.
@@ -145,6 +154,10 @@ impl RowCopy {
         }
         match &row.digest {
             Some(digest) => copy.octets(digest),
+            None => copy.null(),
+        }
+        match &row.seal {
+            Some(RowSeal(seal)) => copy.octets(seal),
             None => copy.null(),
         }
         if row.stored.len() != self.forms.len() {
@@ -165,42 +178,105 @@ impl RowCopy {
     }
 }
 
-/// Replaces rows that the projection holds.
+/// Up to this many rows are added by one statement: a COPY asks once more.
+pub const FEW: usize = 64;
+
+/// Rows as arrays, one a column: `unnest` makes rows of them again.
+struct RowArrays<'a> {
+    row_ids: Vec<i64>,
+    keys: Vec<&'a [u8]>,
+    lsns: Vec<i64>,
+    ordinals: Vec<i64>,
+    wires: Vec<Option<&'a str>>,
+    digests: Vec<Option<&'a [u8]>>,
+    seals: Vec<Option<&'a [u8]>>,
+    stored: Vec<Vec<Option<&'a str>>>,
+}
+
+impl<'a> RowArrays<'a> {
+    fn new(table: &Table, rows: &'a [RowWrite<'_>]) -> Self {
+        let stored = table.columns.iter().filter(|c| c.stored).count();
+        Self {
+            row_ids: rows.iter().map(|r| r.row_id).collect(),
+            keys: rows.iter().map(|r| r.key).collect(),
+            lsns: rows.iter().map(|r| r.version.to_sql().0).collect(),
+            ordinals: rows.iter().map(|r| r.version.to_sql().1).collect(),
+            wires: rows.iter().map(|r| r.wire.as_deref()).collect(),
+            digests: rows.iter().map(|r| r.digest.as_ref().map(<[u8; 32]>::as_slice)).collect(),
+            seals: rows.iter().map(|r| r.seal.as_ref().map(|seal| seal.0.as_slice())).collect(),
+            stored: (0..stored).map(|i| rows.iter().map(|r| r.stored[i]).collect()).collect(),
+        }
+    }
+
+    /// As the parameters of a statement that reads [`Self::source`].
+    fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let mut parameters: Vec<&(dyn ToSql + Sync)> =
+            vec![&self.row_ids, &self.keys, &self.lsns, &self.ordinals, &self.wires, &self.digests, &self.seals];
+        parameters.extend(self.stored.iter().map(|column| column as &(dyn ToSql + Sync)));
+        parameters
+    }
+
+    /// The rows as a source `u` of a statement; stored columns are the texts `c0`, `c1` and so on.
+    fn source(table: &Table) -> String {
+        let stored = table.columns.iter().filter(|c| c.stored).count();
+        let mut sql = String::from(
+            "unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::bigint[], $5::text[], $6::bytea[], $7::bytea[]",
+        );
+        for i in 0..stored {
+            let _ = write!(sql, ", ${}::text[]", i + 8);
+        }
+        sql.push_str(") as u (row_id, key, version_lsn, version_ordinal, wire, digest, seal");
+        for i in 0..stored {
+            let _ = write!(sql, ", c{i}");
+        }
+        sql.push(')');
+        sql
+    }
+}
+
+/// Adds a few rows that the projection does not hold.
+pub async fn insert_rows(db: &impl GenericClient, table: &Table, rows: &[RowWrite<'_>]) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let (mut names, mut values) = (String::new(), String::new());
+    for (i, column) in table.columns.iter().filter(|c| c.stored).enumerate() {
+        let _ = write!(names, ", {}", quote_identifier(&column.name));
+        let _ = write!(values, ", u.c{i}::{}", column.type_info.sql);
+    }
+    let sql = format!(
+        "-- write::insert_rows
+        insert into {} (tributary_row_id, tributary_key, tributary_version_lsn, tributary_version_ordinal, tributary_wire,
+            tributary_digest, tributary_seal{names})
+        select u.row_id, u.key, u.version_lsn, u.version_ordinal, u.wire, u.digest, u.seal{values}
+        from {}",
+        projection::name(table),
+        RowArrays::source(table)
+    );
+    let arrays = RowArrays::new(table, rows);
+    expect_count(statement::execute(db, &sql, &arrays.parameters()).await?, rows.len(), "insert_rows")
+}
+
+/// Replaces rows that the projection holds, under the same keys.
 pub async fn update_rows(db: &impl GenericClient, table: &Table, rows: &[RowWrite<'_>]) -> Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    let stored: Vec<_> = table.columns.iter().filter(|c| c.stored).collect();
     let mut sql = format!(
         "-- write::update_rows
         update {} as p
         set tributary_version_lsn = u.version_lsn, tributary_version_ordinal = u.version_ordinal,
-            tributary_wire = u.wire, tributary_digest = u.digest",
+            tributary_wire = u.wire, tributary_digest = u.digest, tributary_seal = u.seal",
         projection::name(table)
     );
-    for (i, column) in stored.iter().enumerate() {
+    for (i, column) in table.columns.iter().filter(|c| c.stored).enumerate() {
         let _ = write!(sql, ", {} = u.c{i}::{}", quote_identifier(&column.name), column.type_info.sql);
     }
-    sql.push_str("\nfrom unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[], $5::bytea[]");
-    for i in 0..stored.len() {
-        let _ = write!(sql, ", ${}::text[]", i + 6);
-    }
-    sql.push_str(") as u (row_id, version_lsn, version_ordinal, wire, digest");
-    for i in 0..stored.len() {
-        let _ = write!(sql, ", c{i}");
-    }
-    sql.push_str(")\nwhere p.tributary_row_id = u.row_id");
-
-    let row_ids: Vec<i64> = rows.iter().map(|r| r.row_id).collect();
-    let lsns: Vec<i64> = rows.iter().map(|r| r.version.to_sql().0).collect();
-    let ordinals: Vec<i64> = rows.iter().map(|r| r.version.to_sql().1).collect();
-    let wires: Vec<Option<&str>> = rows.iter().map(|r| r.wire.as_deref()).collect();
-    let digests: Vec<Option<&[u8]>> = rows.iter().map(|r| r.digest.as_ref().map(<[u8; 32]>::as_slice)).collect();
-    let columns: Vec<Vec<Option<&str>>> =
-        (0..stored.len()).map(|i| rows.iter().map(|r| r.stored[i]).collect()).collect();
-    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&row_ids, &lsns, &ordinals, &wires, &digests];
-    parameters.extend(columns.iter().map(|c| c as &(dyn ToSql + Sync)));
-    expect_count(statement::execute(db, &sql, &parameters).await?, rows.len(), "update_rows")
+    let source = RowArrays::source(table);
+    let _ =
+        write!(sql, "\n        from {source}\n        where p.tributary_row_id = u.row_id and p.tributary_key = u.key");
+    let arrays = RowArrays::new(table, rows);
+    expect_count(statement::execute(db, &sql, &arrays.parameters()).await?, rows.len(), "update_rows")
 }
 
 /// Removes rows from the projection.
@@ -215,11 +291,11 @@ pub async fn delete_rows(db: &impl GenericClient, table: &Table, row_ids: &[i64]
 
 /// Adds entries of rows that have none.
 pub async fn copy_entries(db: &Transaction<'_>, entries: &[EntryWrite]) -> Result<()> {
-    if entries.is_empty() {
-        return Ok(());
+    if entries.len() <= FEW {
+        return upsert_entries(db, entries).await;
     }
-    let target = "tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present)";
-    let mut copy = Copy::start(db, target, 6, true).await?;
+    let target = "tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present, seal)";
+    let mut copy = Copy::start(db, target, 7, true).await?;
     for entry in entries {
         let (lsn, ordinal) = entry.position.to_sql();
         copy.begin_row();
@@ -229,6 +305,7 @@ pub async fn copy_entries(db: &Transaction<'_>, entries: &[EntryWrite]) -> Resul
         copy.int4(entry.scope_no);
         copy.int2(entry.table_no);
         copy.boolean(entry.present);
+        copy.octets(&entry.seal());
         copy.end_row().await?;
     }
     copy.finish().await
@@ -240,17 +317,22 @@ pub async fn upsert_entries(db: &impl GenericClient, entries: &[EntryWrite]) -> 
         return Ok(());
     }
     let sql = "-- write::upsert_entries
-        insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present)
-        select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::integer[], $5::smallint[], $6::boolean[])
+        insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present, seal)
+        select *
+        from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::integer[], $5::smallint[], $6::boolean[], $7::bytea[])
         on conflict on constraint scope_entry_row_is_key do update
-        set commit_lsn = excluded.commit_lsn, ordinal = excluded.ordinal, present = excluded.present";
+        set commit_lsn = excluded.commit_lsn, ordinal = excluded.ordinal, present = excluded.present,
+            seal = excluded.seal";
     let row_ids: Vec<i64> = entries.iter().map(|e| e.row_id).collect();
     let lsns: Vec<i64> = entries.iter().map(|e| e.position.to_sql().0).collect();
     let ordinals: Vec<i64> = entries.iter().map(|e| e.position.to_sql().1).collect();
     let scopes: Vec<i32> = entries.iter().map(|e| e.scope_no).collect();
     let tables: Vec<i16> = entries.iter().map(|e| e.table_no).collect();
     let present: Vec<bool> = entries.iter().map(|e| e.present).collect();
-    let written = statement::execute(db, sql, &[&row_ids, &lsns, &ordinals, &scopes, &tables, &present]).await?;
+    let seals: Vec<Seal> = entries.iter().map(EntryWrite::seal).collect();
+    let seals: Vec<&[u8]> = seals.iter().map(Seal::as_slice).collect();
+    let written =
+        statement::execute(db, sql, &[&row_ids, &lsns, &ordinals, &scopes, &tables, &present, &seals]).await?;
     expect_count(written, entries.len(), "upsert_entries")
 }
 
@@ -260,12 +342,14 @@ pub async fn remember_departed(db: &impl GenericClient, table_no: i16, rows: &[(
         return Ok(());
     }
     let sql = "-- write::remember_departed
-        insert into tributary.departed_row (row_id, table_no, key)
-        select u.row_id, $1, u.key from unnest($2::bigint[], $3::bytea[]) as u (row_id, key)
+        insert into tributary.departed_row (row_id, table_no, key, seal)
+        select u.row_id, $1, u.key, u.seal from unnest($2::bigint[], $3::bytea[], $4::bytea[]) as u (row_id, key, seal)
         on conflict on constraint departed_row_id_is_key do nothing";
     let row_ids: Vec<i64> = rows.iter().map(|r| r.0).collect();
     let keys: Vec<&[u8]> = rows.iter().map(|r| r.1).collect();
-    statement::execute(db, sql, &[&table_no, &row_ids, &keys]).await?;
+    let seals: Vec<Seal> = rows.iter().map(|(row_id, key)| seal::departed(*row_id, table_no, key)).collect();
+    let seals: Vec<&[u8]> = seals.iter().map(Seal::as_slice).collect();
+    statement::execute(db, sql, &[&table_no, &row_ids, &keys, &seals]).await?;
     Ok(())
 }
 
@@ -297,7 +381,8 @@ pub async fn truncate(db: &impl GenericClient, table: &Table, event: Position) -
             where e.present
         ), moved as (
             update tributary.scope_entry e
-            set commit_lsn = $1, ordinal = $2::bigint + d.effect, present = false
+            set commit_lsn = $1, ordinal = $2::bigint + d.effect, present = false,
+                seal = tributary.entry_seal(e.row_id, $1, $2::bigint + d.effect, e.scope_no, e.table_no, false)
             from doomed d
             where e.row_id = d.row_id and e.scope_no = d.scope_no
             returning d.effect
@@ -316,8 +401,9 @@ pub async fn empty(db: &impl GenericClient, table: &Table) -> Result<()> {
     let name = projection::name(table);
     let sql = format!(
         "-- write::truncate_departed
-        insert into tributary.departed_row (row_id, table_no, key)
-        select tributary_row_id, $1, tributary_key from {name}
+        insert into tributary.departed_row (row_id, table_no, key, seal)
+        select tributary_row_id, $1, tributary_key, tributary.departed_seal(tributary_row_id, $1, tributary_key)
+        from {name}
         on conflict on constraint departed_row_id_is_key do nothing"
     );
     statement::execute(db, &sql, &[&table.table_no]).await?;

@@ -51,6 +51,8 @@ pub struct Options {
     pub measurements: Vec<Measurement>,
     /// Keep the state in a database of its own, on the same server.
     pub split: bool,
+    /// Further settings of PostgreSQL, for a look at what it does.
+    pub pg_settings: Vec<String>,
     /// The command, for the table.
     pub command: String,
     /// Told what goes on.

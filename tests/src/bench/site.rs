@@ -44,7 +44,11 @@ impl Site {
         let sandbox = Sandbox::start(sandbox::Options {
             config: Some(files.dir.join("sync.yaml")),
             schema: Some(vec![files.dir.join("schema.sql")]),
-            pg_settings: ["fsync=on", "synchronous_commit=on", "shared_buffers=1GB"].map(str::to_owned).into(),
+            pg_settings: ["fsync=on", "synchronous_commit=on", "shared_buffers=1GB"]
+                .into_iter()
+                .map(str::to_owned)
+                .chain(options.pg_settings.iter().cloned())
+                .collect(),
             split: options.split,
             cancelled: options.cancelled,
             ..sandbox::Options::default()

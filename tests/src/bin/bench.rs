@@ -30,6 +30,9 @@ struct Cli {
     /// Keep the state in a database of its own, on the same server.
     #[arg(long)]
     split: bool,
+    /// A further setting of PostgreSQL, `name=value`; may be repeated.
+    #[arg(long, value_name = "NAME=VALUE")]
+    pg_setting: Vec<String>,
 }
 
 #[derive(Subcommand)]
@@ -67,6 +70,7 @@ fn measure(cli: Cli) -> anyhow::Result<()> {
         scale: cli.scale,
         measurements,
         split: cli.split,
+        pg_settings: cli.pg_setting,
         command: ["tests/bench.sh"]
             .into_iter()
             .chain(arguments.iter().map(String::as_str))

@@ -74,13 +74,19 @@ fn law(split: bool) -> anyhow::Result<()> {
     // In a transaction that touches nothing else, it is materialized all the same.
     source.run("select tributary.accept_write('u_1', 'writer')")?;
     pull_when_captured(&mut client)?;
+    // Or only tables that are not synchronized.
+    source.run(
+        "create table if not exists unregistered (n int);
+         begin; insert into unregistered values (1); select tributary.accept_write('u_1', 'writer'); commit",
+    )?;
+    pull_when_captured(&mut client)?;
     // And so are several in one transaction.
     source.run(
         "begin; select tributary.accept_write('u_1', 'writer'); delete from tasks where id = 60;
                 select tributary.accept_write('u_1', 'writer'); commit",
     )?;
     pull_when_captured(&mut client)?;
-    ensure!(epoch(&source)? == before + 3);
+    ensure!(epoch(&source)? == before + 4);
     ensure!(client.contents_of("tasks_user:u_1", "tasks", "60").is_none());
 
     // A write that is accepted while the pull is under way is not older than the pull: no order is promised. But one
@@ -155,6 +161,35 @@ fn many_accepted_writes_at_once() -> anyhow::Result<()> {
     let accepted = sandbox.source()?.number(&format!("{sum}accepted_write where client_id like 'shared%'"))?;
     let captured = sandbox.state()?.number(&format!("{sum}materialized_epoch where client_id like 'shared%'"))?;
     ensure!(accepted == 200 && captured == 200, "{accepted} accepted, {captured} materialized");
+    Ok(())
+}
+
+/// A client's epochs commit in order: the second write waits for the first, and another client's does not.
+#[test]
+fn a_clients_accepted_writes_commit_in_order() -> anyhow::Result<()> {
+    let sandbox = Sandbox::start(Options::default())?;
+    let (one, other) = (sandbox.source()?, sandbox.source()?);
+    one.run("select tributary.accept_write('u_1', 'ordered')")?;
+    for end in ["commit", "rollback"] {
+        let (second, watcher) = (sandbox.source()?, sandbox.source()?);
+        let before = watcher
+            .number("select epoch from tributary.accepted_write where user_id = 'u_1' and client_id = 'ordered'")?;
+        one.run("begin; select tributary.accept_write('u_1', 'ordered')")?;
+        let waiting = thread::spawn(move || second.number("select tributary.accept_write('u_1', 'ordered')"));
+        eventually(Duration::from_secs(20), || {
+            let sql =
+                "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%accept_write%'";
+            ensure!(watcher.number(sql)? == 1, "the second does not wait");
+            Ok(())
+        })?;
+        other.run("select tributary.accept_write('u_1', 'another'), tributary.accept_write('u_2', 'ordered')")?;
+        one.run(end)?;
+        let second = waiting.join().map_err(|_| anyhow::anyhow!("panic"))??;
+        ensure!(second == before + if end == "commit" { 2 } else { 1 }, "{end}: {second} after {before}");
+    }
+    materialized(&sandbox)?;
+    let epoch = "select epoch from tributary.materialized_epoch where client_id = 'ordered' and user_id = 'u_1'";
+    ensure!(sandbox.state()?.number(epoch)? == 4);
     Ok(())
 }
 

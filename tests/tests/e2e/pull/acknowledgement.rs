@@ -16,6 +16,13 @@ const COMMENTS: &str = "comments_user:u_1";
 const WRITES: &str = "update tasks set priority = priority + 1 where assignee_id = 'u_1';
     update comments set body = body || '.' where author_id = 'u_1'";
 
+/// The position that the version of an updated row names.
+fn position_of(change: &Json) -> anyhow::Result<(i64, i64)> {
+    let version = change.get("server_version").and_then(Json::as_text).context("a version")?;
+    let (lsn, ordinal) = version.split_once('.').context("two numbers")?;
+    Ok((i64::from_str_radix(lsn, 16)?, i64::from_str_radix(ordinal, 16)?))
+}
+
 #[test]
 fn issuing_acknowledges_nothing_and_presenting_acknowledges_its_scope() -> anyhow::Result<()> {
     let sandbox = Sandbox::start(Options::default())?;
@@ -47,19 +54,33 @@ fn issuing_acknowledges_nothing_and_presenting_acknowledges_its_scope() -> anyho
     }
     ensure!(checkpoints(&state, "ack")? == start, "issuing acknowledged");
 
-    // Page after page: each request acknowledges exactly what it presents.
+    // Page after page: each request acknowledges exactly what it presents. A page that ends amid the tasks presents the
+    // position of its last task, which is also the version of that row.
     let mut last = start.clone();
     let before = client.scopes.clone();
+    let mut presented_task = None;
+    let mut amid = 0;
     loop {
         let page = client.pull_page(7)?;
         let now = checkpoints(&state, "ack")?;
         ensure!(now.iter().all(|(scope, position)| *position >= last[scope]), "a checkpoint went back");
+        let changes = page.body.get("changes").and_then(Json::as_list).context("changes")?;
+        let of_tasks = |change: &&Json| change.get("scope").and_then(Json::as_text) == Some(TASKS);
+        if let (Some(position), Some(_)) = (presented_task, changes.first().filter(of_tasks)) {
+            ensure!(now[TASKS] == position, "acknowledged {:?} instead of what was presented", now[TASKS]);
+            amid += 1;
+        }
+        presented_task = changes.last().filter(of_tasks).map(position_of).transpose()?;
         last = now;
         if !page.has_more {
             break;
         }
     }
+    ensure!(amid >= 3, "only {amid} pages end amid the tasks");
     let presented = client.scopes.clone();
+    // Connect is shown all cursors, and acknowledges none.
+    client.connect()?;
+    ensure!(client.scopes == presented && checkpoints(&state, "ack")? == last, "connect acknowledged");
     accept(&client, "/sync/pull", &client.pull_request(7))?;
     let end = checkpoints(&state, "ack")?;
     ensure!(end[TASKS] > start[TASKS] && end[COMMENTS] > start[COMMENTS]);

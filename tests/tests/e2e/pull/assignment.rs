@@ -2,14 +2,17 @@
 //! client recovers whatever was lost (ADR 003, "Normal scope movement").
 
 use std::collections::BTreeSet;
+use std::thread;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use tributary_tests::client::{Client, ClientError};
 use tributary_tests::database::Database;
+use tributary_tests::expected;
 use tributary_tests::http::HttpError;
 use tributary_tests::json::Json;
+use tributary_tests::sample;
 use tributary_tests::sandbox::{Options, Sandbox};
 
 use super::{accept, changes_of, checkpoints, cursors_of, durable, materialized, raw, send, texts, with, without};
@@ -36,7 +39,7 @@ fn assign(state: &Database, prefixes: &[&str], templates: bool) -> anyhow::Resul
     ))
 }
 
-fn expected(prefixes: &[&str], templates: bool) -> BTreeSet<String> {
+fn scope_ids(prefixes: &[&str], templates: bool) -> BTreeSet<String> {
     let mut scopes: BTreeSet<String> = prefixes.iter().map(|prefix| format!("{prefix}u_1")).collect();
     scopes.extend(templates.then(|| "templates_public".to_owned()));
     scopes
@@ -109,7 +112,7 @@ fn scopes_move_as_the_adr_says() -> anyhow::Result<()> {
     client.connect()?;
     ensure!(client.scope_set_version == 4 && version(&state, "moving")? == 4);
     ensure!(
-        client.scopes.keys().cloned().collect::<BTreeSet<_>>() == expected(&["tasks_user:", "documents_user:"], false)
+        client.scopes.keys().cloned().collect::<BTreeSet<_>>() == scope_ids(&["tasks_user:", "documents_user:"], false)
     );
     client.sync(500)?;
 
@@ -157,6 +160,40 @@ fn a_failed_pull_and_a_rebuild_write_no_assignment() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Requests of one client that all find the set changed: each is answered, one changes it.
+#[test]
+fn a_set_that_many_find_changed_moves_once() -> anyhow::Result<()> {
+    let sandbox = Sandbox::start(Options { pullers: 2, ..Options::default() })?;
+    let state = sandbox.state()?;
+    let urls: Vec<String> = sandbox.pullers.iter().filter_map(|puller| puller.url.clone()).collect();
+    let token = sandbox.token("u_1")?;
+    let mut client = sandbox.client("u_1", "raced")?;
+    client.sync(500)?;
+    for round in 0..8 {
+        let (prefixes, templates) = if round % 2 == 0 { (&PREFIXES[..2], false) } else { (&PREFIXES[..], true) };
+        assign(&state, prefixes, templates)?;
+        let (pull, connect) = (raw(&client.pull_request(10)), raw(&client.connect_request()));
+        let asking: Vec<_> = (0..16)
+            .map(|number| {
+                let one = Client::new(&urls[number % 2], &token, "raced");
+                let (path, body) =
+                    if number % 3 == 0 { ("/sync/connect", connect.clone()) } else { ("/sync/pull", pull.clone()) };
+                thread::spawn(move || (path, send(&one, path, body.as_bytes())))
+            })
+            .collect();
+        for asked in asking {
+            let (path, got) = asked.join().map_err(|_| anyhow::anyhow!("a request panicked"))?;
+            ensure!(got == (200, "ok".to_owned()), "round {round}, {path}: {got:?}");
+        }
+        ensure!(version(&state, "raced")? == 2 + round, "round {round}: the version moved otherwise than by one");
+        client.pull_page(10)?;
+        ensure!(client.scopes.keys().cloned().collect::<BTreeSet<_>>() == scope_ids(prefixes, templates));
+        ensure!(client.scope_set_version == 2 + round);
+        client.sync(500)?;
+    }
+    Ok(())
+}
+
 /// The answer is lost after commit at every step, and the client goes on with what it has.
 #[test]
 fn lost_answers_lose_no_assignment() -> anyhow::Result<()> {
@@ -170,12 +207,12 @@ fn lost_answers_lose_no_assignment() -> anyhow::Result<()> {
     let mut client = sandbox.client("u_1", "lossy")?;
     client.connect()?;
     let mut changes = version(&state, "lossy")?;
-    let mut in_force = expected(&PREFIXES, true);
+    let mut in_force = scope_ids(&PREFIXES, true);
     for round in 0..60 {
         let prefixes: Vec<&str> = PREFIXES.into_iter().filter(|_| random.random_bool(0.6)).collect();
         let templates = random.random_bool(0.6);
         assign(&state, &prefixes, templates)?;
-        let now = expected(&prefixes, templates);
+        let now = scope_ids(&prefixes, templates);
         let moved = now != in_force;
         if random.random_bool(0.5) {
             source.run("update tasks set priority = priority + 1 where assignee_id = 'u_1' and id % 5 = 0")?;
@@ -208,6 +245,82 @@ fn lost_answers_lose_no_assignment() -> anyhow::Result<()> {
     )?;
     crate::sample::settle(&mut client, &source, "u_1", 100)?;
     Ok(())
+}
+
+/// A client's whole life with changes of its assignment, known to it by pull and by connect: every answer of it is lost once,
+/// after its commit, and the client repeats what it asked. In the end it has what it has without a loss.
+#[test]
+fn the_answer_of_any_step_may_be_lost() -> anyhow::Result<()> {
+    let sandbox = Sandbox::start(Options::default())?;
+    let (source, state) = (sandbox.source()?, sandbox.state()?);
+    // Of the very first answer the client has nothing by which it could be told from another: it begins under another id.
+    assign(&state, &PREFIXES, true)?;
+    let mut newborn = sandbox.client("u_1", "step-1")?;
+    newborn.http.lose_next_answer();
+    ensure!(matches!(newborn.connect(), Err(ClientError::Transport(HttpError::Lost))));
+    let refused = newborn.connect().err();
+    ensure!(refused.as_ref().and_then(ClientError::code) == Some("invalid_schema_reference"), "{refused:?}");
+    let mut lost = 1;
+    for step in 2.. {
+        let client_id = format!("step-{step}");
+        let mut client = sandbox.client("u_1", &client_id)?;
+        client.http.lose_answer(step);
+        // Set by set: what connect tells, and what pull tells; more, fewer, others, none, all.
+        let sets: [(&[&str], bool, bool); 7] = [
+            (&PREFIXES[..3], true, true),
+            (&PREFIXES[..5], true, false),
+            (&PREFIXES[3..5], false, false),
+            (&PREFIXES[..2], true, true),
+            (&[], false, false),
+            (&PREFIXES[1..4], false, true),
+            (&PREFIXES, true, false),
+        ];
+        let mut version = 0;
+        for (prefixes, templates, by_connect) in sets {
+            assign(&state, prefixes, templates)?;
+            version += 1;
+            if by_connect {
+                until_answered(|| client.connect())?;
+            } else {
+                until_answered(|| client.pull_page(3))?;
+            }
+            ensure!(client.scopes.keys().cloned().collect::<BTreeSet<_>>() == scope_ids(prefixes, templates), "{step}");
+            ensure!(client.scope_set_version == version, "step {step}: version {}", client.scope_set_version);
+            for scope in client.scopes_to_rebuild() {
+                let mut rebuild = client.start_rebuild(&scope, 40);
+                while !rebuild.finished {
+                    until_answered(|| client.rebuild_page(&mut rebuild))?;
+                }
+            }
+            while until_answered(|| client.pull_page(3))?.has_more {}
+            ensure!(client.scopes_to_rebuild().is_empty(), "step {step}");
+        }
+        let left = client.http.will_lose();
+        lost += usize::from(!left);
+        let mut compared = 0;
+        for held in sample::scopes(&source, "u_1")?.iter().filter(|held| client.scopes.contains_key(&held.scope)) {
+            expected::compare(&client, &source, &held.scope, held.table, &held.from)
+                .with_context(|| format!("step {step}"))?;
+            compared += 1;
+        }
+        ensure!(compared == 7, "step {step}: {compared} scopes");
+        if left {
+            break;
+        }
+    }
+    println!("{lost} steps");
+    ensure!(lost > 30, "only {lost} steps");
+    Ok(())
+}
+
+/// Repeats what a client asks while its answers are lost.
+fn until_answered<T>(mut ask: impl FnMut() -> Result<T, ClientError>) -> anyhow::Result<T> {
+    loop {
+        match ask() {
+            Err(ClientError::Transport(HttpError::Lost)) => {}
+            answered => return Ok(answered?),
+        }
+    }
 }
 
 /// One answered request, of either endpoint, and sometimes everything after it.

@@ -1,10 +1,11 @@
 //! The ADR's audit findings of pull, as tests of their names.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use anyhow::ensure;
 use tributary_tests::json::Json;
-use tributary_tests::sandbox::{Options, Sandbox};
+use tributary_tests::sandbox::{Options, Sandbox, eventually};
 
 use super::{Paused, accept, changes_of, checkpoints, cursors_of, has_more, materialized, pull_with, raw, send};
 
@@ -67,6 +68,44 @@ fn s_02_divergent_checkpoints_deliver_every_event() -> anyhow::Result<()> {
             ensure!(delivered == expected, "{stale:?} by {limit}: pages are not the whole");
         }
     }
+    Ok(())
+}
+
+/// The first read fixes the boundary: what is materialized while a pull is under way is not part of its answer, and none
+/// of it is lost behind its cursors (ADR 003, "Per-scope eligibility before the limit").
+#[test]
+fn a_page_is_of_the_boundary_that_it_began_at() -> anyhow::Result<()> {
+    let sandbox = Sandbox::start(Options::default())?;
+    let (source, state) = (sandbox.source()?, sandbox.state()?);
+    let mut client = sandbox.client("u_1", "amid")?;
+    client.sync(500)?;
+    source.run("update comments set body = body || '!' where author_id = 'u_1'")?;
+    materialized(&sandbox)?;
+    let expected = changes_of(&accept(&client, "/sync/pull", &client.pull_request(1000))?);
+    // Progress is read; the client's row cannot be.
+    state.run("begin; lock table tributary.client in access exclusive mode")?;
+    let (request, one) = (client.pull_request(1000), sandbox.client("u_1", "amid")?);
+    let pulling = std::thread::spawn(move || accept(&one, "/sync/pull", &request));
+    let watcher = sandbox.state()?;
+    eventually(Duration::from_secs(20), || {
+        let sql = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%client::%'";
+        ensure!(watcher.number(sql)? == 1, "the pull is not amid its reads");
+        Ok(())
+    })?;
+    source.run("update comments set body = body || '?' where author_id = 'u_1'; update tasks set priority = 7 where assignee_id = 'u_1'; delete from documents where owner_id = 'u_1'")?;
+    materialized(&sandbox)?;
+    state.run("rollback")?;
+    let body = pulling.join().map_err(|_| anyhow::anyhow!("a pull panicked"))??;
+    ensure!(changes_of(&body) == expected, "a later materialization is in the page");
+    ensure!(raw(body.get("changes").unwrap_or(&Json::Null)).matches('?').count() == 0, "a later row is in the page");
+    let checksums = body.get("checksums").cloned();
+    for (scope, cursor) in cursors_of(&body) {
+        client.scopes.insert(scope, Some(cursor));
+    }
+    let next = accept(&client, "/sync/pull", &client.pull_request(1000))?;
+    ensure!(next.get("checksums").cloned() != checksums, "the digest is of another boundary than the page");
+    let scopes: BTreeSet<String> = changes_of(&next).into_iter().map(|[scope, ..]| scope).collect();
+    ensure!(SCOPES.iter().all(|scope| scopes.contains(*scope)), "what came after the boundary is lost: {scopes:?}");
     Ok(())
 }
 

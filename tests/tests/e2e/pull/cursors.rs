@@ -1,7 +1,7 @@
 //! Incremental cursors: what is forged or misbound is refused in one and the same way, what is authentic but stale is
 //! rebuilt (ADR 003, "Incremental cursor bindings", "Stale versus forged cursor dispatch").
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, ensure};
 use base64::Engine as _;
@@ -134,7 +134,7 @@ struct Cause {
 
 #[test]
 fn a_stale_cursor_is_rebuilt_and_not_acknowledged() -> anyhow::Result<()> {
-    let sandbox = Sandbox::start(Options::default())?;
+    let mut sandbox = Sandbox::start(Options::default())?;
     let (source, state) = (sandbox.source()?, sandbox.state()?);
     let mut client = sandbox.client("u_1", "stale")?;
     client.sync(500)?;
@@ -143,6 +143,7 @@ fn a_stale_cursor_is_rebuilt_and_not_acknowledged() -> anyhow::Result<()> {
     materialized(&sandbox)?;
     client.pull_all(500)?;
     let newest = state.number("select boundary_lsn from tributary.progress")?;
+    ahead_of_the_boundary(&mut sandbox, &state, &mut client)?;
     let stream = state.text("select stream_generation from tributary.progress")?;
     let scope = |set: &str| format!("update tributary.scope set {set} where scope_id = '{TASKS}'");
     let causes = [
@@ -192,8 +193,9 @@ fn a_stale_cursor_is_rebuilt_and_not_acknowledged() -> anyhow::Result<()> {
         let checksums = body.get("checksums").and_then(Json::as_object).context("a terminal page")?;
         ensure!(checksums.keys().eq(old.keys()), "{}: checksums cover the assigned scopes", cause.name);
         ensure!(checkpoints(&state, "stale")? == acknowledged, "{}: a stale cursor was acknowledged", cause.name);
-        let counted = super::metric(&sandbox, &format!("tributary_stale_cursors_total{{cause=\"{}\"}}", cause.name))?;
-        ensure!(counted >= 1, "{}: refused for another cause", cause.name);
+        ensure!(refused_for(&sandbox, cause.name)?, "{}: refused for another cause", cause.name);
+        connect_gives_null(&client, &old, &stale)?;
+        ensure!(checkpoints(&state, "stale")? == acknowledged, "{}: connect acknowledged", cause.name);
         state.run(&cause.undo)?;
     }
     // At the floor is not below it: a checkpoint is the position of a cursor that was presented.
@@ -208,6 +210,92 @@ fn a_stale_cursor_is_rebuilt_and_not_acknowledged() -> anyhow::Result<()> {
 
     client_generation(&client, &state)?;
     schema(&client, &state)
+}
+
+fn refused_for(sandbox: &Sandbox, cause: &str) -> anyhow::Result<bool> {
+    Ok(super::metric(sandbox, &format!("tributary_stale_cursors_total{{cause=\"{cause}\"}}"))? >= 1)
+}
+
+/// Connect says the same of the same cursors: null for those that are stale, nothing of the others.
+fn connect_gives_null(
+    client: &Client,
+    cursors: &BTreeMap<String, Option<String>>,
+    stale: &BTreeSet<String>,
+) -> anyhow::Result<()> {
+    let known = cursors.iter().map(|(scope, cursor)| {
+        (scope.clone(), Json::object([("cursor", cursor.as_deref().map_or(Json::Null, Json::text))]))
+    });
+    let request = with(&client.connect_request(), &["known_scopes"], Json::Object(known.collect()));
+    let body = accept(client, "/sync/connect", &request)?;
+    let updates = body.get("scope_cursor_updates").and_then(Json::as_object).context("updates")?;
+    ensure!(updates.keys().eq(stale) && updates.values().all(|cursor| *cursor == Json::Null), "{updates:?}");
+    Ok(())
+}
+
+/// The state was restored to an earlier time, at which no row was another: a cursor of the time between is authentic, and
+/// ahead of all that the state knows.
+fn ahead_of_the_boundary(sandbox: &mut Sandbox, state: &Database, client: &mut Client) -> anyhow::Result<()> {
+    let boundary = || state.number("select boundary_lsn from tributary.progress");
+    let earlier = boundary()?;
+    materialized(sandbox)?;
+    client.pull_all(500)?;
+    // Presented once, so that the checkpoints are ahead as well.
+    accept(client, "/sync/pull", &client.pull_request(10))?;
+    sandbox.materializers[0].process.kill();
+    let later = boundary()?;
+    ensure!(later > earlier);
+    let acknowledged = checkpoints(state, "stale")?;
+    state.run(&format!("update tributary.progress set boundary_lsn = {earlier}"))?;
+    let body = accept(client, "/sync/pull", &client.pull_request(1000))?;
+    let every: BTreeSet<String> = client.scopes.keys().cloned().collect();
+    ensure!(texts(&body, "rebuild").into_iter().collect::<BTreeSet<_>>() == every && cursors_of(&body).is_empty());
+    ensure!(super::changes_of(&body).is_empty());
+    ensure!(checkpoints(state, "stale")? == acknowledged, "a cursor ahead of the boundary was acknowledged");
+    ensure!(refused_for(sandbox, "ahead_of_boundary")?);
+    connect_gives_null(client, &client.scopes, &every)?;
+    state.run(&format!("update tributary.progress set boundary_lsn = {later}"))?;
+    sandbox.materializers[0].process.restart()?;
+    sandbox.wait_until_ready()?;
+    ensure!(texts(&accept(client, "/sync/pull", &client.pull_request(1000))?, "rebuild").is_empty());
+    Ok(())
+}
+
+/// After its generation was renewed a client has the scopes of the new one alone: a scope of the former is one that was
+/// never assigned to it, and a cursor of the former is stale.
+#[test]
+fn a_new_generation_knows_no_scope_of_the_former() -> anyhow::Result<()> {
+    let sandbox = Sandbox::start(Options::default())?;
+    let (source, state) = (sandbox.source()?, sandbox.state()?);
+    source.run("delete from members where user_id = 'u_1' and project_id <> (select min(project_id) from members where user_id = 'u_1')")?;
+    let mut client = sandbox.client("u_1", "renewed")?;
+    materialized(&sandbox)?;
+    client.sync(500)?;
+    let former = client.scopes.clone();
+    let gone = former.keys().find(|scope| scope.starts_with("project:")).context("a project's scope")?.clone();
+    // In the generation that it was assigned to, a removed scope is accepted.
+    source.run("delete from members where user_id = 'u_1'")?;
+    materialized(&sandbox)?;
+    for _ in 0..2 {
+        let body = accept(&client, "/sync/pull", &pull_with(&client, &former, 10))?;
+        let removed = body.get("scope_updates").and_then(|u| u.get("remove")?.as_list()).context("remove")?;
+        ensure!(removed.len() == 1 && removed[0].as_text() == Some(&gone));
+    }
+    state.run("update tributary.client set generation_expired = true where client_id = 'renewed'")?;
+    let (status, code) = super::send(&client, "/sync/pull", raw(&pull_with(&client, &former, 10)).as_bytes());
+    ensure!((status, code.as_str()) == (409, "client_generation_expired"));
+    let before = client.generation;
+    client.connect()?;
+    ensure!(client.generation > before && !client.scopes.contains_key(&gone));
+    ensure!(client.scopes.values().all(Option::is_none), "a new generation begins with null cursors");
+    let got = super::send(&client, "/sync/pull", raw(&pull_with(&client, &former, 10)).as_bytes());
+    ensure!(got == (400, "invalid_request".to_owned()), "a scope of the former generation: {got:?}");
+    let mut stale = former.clone();
+    stale.remove(&gone);
+    let body = accept(&client, "/sync/pull", &pull_with(&client, &stale, 10))?;
+    ensure!(texts(&body, "rebuild").iter().eq(stale.keys()) && cursors_of(&body).is_empty());
+    ensure!(checkpoints(&state, "renewed")?.is_empty(), "a cursor of the former generation was acknowledged");
+    client.sync(500)?;
+    Ok(())
 }
 
 fn client_generation(client: &Client, state: &Database) -> anyhow::Result<()> {

@@ -60,8 +60,8 @@ fn the_candidates_of_a_page_are_read_by_bounded_index_scans() -> anyhow::Result<
     state.run("alter table tributary.scope_entry set (autovacuum_enabled = off)")?;
     state.run(&format!(
         "insert into tributary.scope (scope_id) select 'large:' || n from generate_series(1, {SCOPES}) n;
-         insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present)
-         select 1000000 + n, 1000 + n / 7, (n % 7) << 24, s.scope_no, 1, n % 5 <> 0
+         insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present, seal)
+         select 1000000 + n, 1000 + n / 7, (n % 7) << 24, s.scope_no, 1, n % 5 <> 0, 'x'
          from (select scope_no, row_number() over (order by scope_no) as index from tributary.scope where scope_id like 'large:%') s,
              generate_series(1, {ENTRIES_PER_SCOPE}) n
          order by n, s.index"

@@ -14,6 +14,7 @@ mod stale;
 
 use std::fs;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -139,6 +140,15 @@ impl Boxes {
         values.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<f64>().context("a metric's value")).sum()
     }
 
+    /// Wait until this many rebuilds wait for a staging at the first puller.
+    fn waiting(&self, count: i64) -> anyhow::Result<()> {
+        eventually(PATIENCE, || {
+            let waiting = self.metric(0, "tributary_staging_waiters")? as i64;
+            ensure!(waiting == count, "{waiting} wait");
+            Ok(())
+        })
+    }
+
     /// Start a puller again with its clock shifted.
     fn shift_clock(&mut self, puller: usize, seconds: i64) -> anyhow::Result<()> {
         let process = &mut self.sandbox.pullers[puller].process;
@@ -188,6 +198,17 @@ fn with_cursor(client: &Client, rebuild: &Rebuild, cursor: impl Into<Option<Stri
 
 fn post(client: &Client, request: &Json) -> anyhow::Result<Response> {
     Ok(client.http.post("/sync/rebuild", request.canonical()?.as_bytes())?)
+}
+
+/// Asks until the request is not one too many at this moment.
+fn until_let_in(client: &Client, request: &Json) -> anyhow::Result<Response> {
+    loop {
+        let response = post(client, request)?;
+        if response.status != 429 {
+            return Ok(response);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// The body of a page.

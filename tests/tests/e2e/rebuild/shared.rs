@@ -10,7 +10,7 @@ use tributary_tests::client::Client;
 use tributary_tests::http::Response;
 use tributary_tests::sandbox::{Options, eventually};
 
-use super::{Boxes, post, record, refusal};
+use super::{Boxes, post, record, refusal, until_let_in};
 
 /// Whether the issue's own sizes are to be run; smaller ones otherwise.
 pub fn full() -> bool {
@@ -149,7 +149,7 @@ fn surplus_clients_come_back_and_are_served() -> anyhow::Result<()> {
     staged_once(1, &["--max-staging-waiters", "20"])
 }
 
-/// A scope that never rests: who waits for a staging shares the one that was begun after it arrived.
+/// A scope that never rests: one staging makes the sessions of all that wait when it begins, at one boundary.
 #[test]
 fn many_clients_at_once_share_a_scope_that_never_rests() -> anyhow::Result<()> {
     let (clients, rows) = if full() { (1000, 100_000) } else { (100, 10_000) };
@@ -182,6 +182,49 @@ fn many_clients_at_once_share_a_scope_that_never_rests() -> anyhow::Result<()> {
     let source = boxes.sandbox.source()?;
     let mut whole = boxes.client("whole", "whole")?;
     boxes.settle(&mut whole, &source, "whole", 1000)?;
+    Ok(())
+}
+
+/// Who waits for a staging is not one of the requests that are worked on: a crowd leaves pulls and connects their places.
+#[test]
+fn a_waiting_crowd_takes_no_places() -> anyhow::Result<()> {
+    let args = ["--max-in-flight", "4"].map(Into::into).into();
+    let boxes = Boxes::start_with(&rows_for_everyone(2000), Options { puller_args: args, ..Options::default() })?;
+    let state = boxes.sandbox.state()?;
+    let mut other = boxes.client("other", "other")?;
+    let clients: Vec<_> =
+        (0..12).map(|n| boxes.client(&format!("c_{n}"), &format!("crowd-{n}"))).collect::<anyhow::Result<_>>()?;
+    // The staging stands still.
+    state.run("begin; lock table tributary.snapshot_block in access exclusive mode")?;
+    let answers: Vec<_> = thread::scope(|scope| {
+        let requests: Vec<_> = clients
+            .iter()
+            .map(|client| {
+                let request = client.rebuild_request(&client.start_rebuild("everyone", 1000));
+                scope.spawn(move || until_let_in(client, &request))
+            })
+            .collect();
+        let mut beside = || {
+            // One stages.
+            boxes.waiting(11)?;
+            for _ in 0..5 {
+                other.pull_all(10)?;
+                other.connect()?;
+            }
+            boxes.waiting(11)
+        };
+        let beside = beside();
+        state.run("rollback")?;
+        beside?;
+        requests
+            .into_iter()
+            .map(|request| request.join().map_err(|_| anyhow::anyhow!("panic"))?)
+            .collect::<anyhow::Result<Vec<_>>>()
+    })?;
+    for answer in &answers {
+        outline(answer)?;
+    }
+    ensure!(staged(&boxes)? == 1);
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use tributary_tests::http::Response;
 use tributary_tests::sandbox::{Options, eventually};
 
 use super::shared::full;
-use super::{Boxes, PATIENCE, items, ok, post, refusal};
+use super::{Boxes, PATIENCE, items, ok, post, refusal, until_let_in};
 
 /// A table lock that no staging passes: the middle of one, for as long as the test wants.
 const STAND_STILL: &str = "begin; lock table tributary.snapshot_block in access exclusive mode";
@@ -105,16 +105,30 @@ fn a_statement_timeout_leaves_nothing_of_a_staging() -> anyhow::Result<()> {
 }
 
 #[test]
+fn a_lost_session_leaves_nothing_of_a_staging() -> anyhow::Result<()> {
+    interrupted(
+        &[],
+        |boxes| {
+            let sql = "select pg_terminate_backend(pid) from pg_stat_activity
+                where wait_event_type = 'Lock' and query like '%add_block%'";
+            boxes.sandbox.state()?.run(sql)
+        },
+        unavailable,
+        |_| Ok(()),
+    )
+}
+
+#[test]
 fn a_terminated_puller_says_so_and_leaves_nothing_of_a_staging() -> anyhow::Result<()> {
     interrupted(
         &[],
         |boxes| {
-            let started = Instant::now();
             let process = &mut boxes.sandbox.pullers[0].process;
             process.signal(Signal::TERM);
-            ensure!(process.ended_within(Duration::from_secs(8)), "it does not end within its grace period");
-            // Five seconds of grace: told in time, rather than cut off at its end.
-            ensure!(started.elapsed() < Duration::from_millis(4500), "told too late: {:?}", started.elapsed());
+            ensure!(process.ended_within(PATIENCE), "it does not end");
+            // Told in time, rather than cut off at the end of the grace period.
+            let log = fs::read_to_string(&process.launch().log)?;
+            ensure!(log.contains("draining") && !log.contains("grace period"), "told too late");
             Ok(())
         },
         unavailable,
@@ -170,31 +184,31 @@ fn a_clients_pulls_do_not_wait_for_its_own_rebuild() -> anyhow::Result<()> {
         Client { generation: client.generation, manifest: client.manifest.clone(), ..boxes.fresh("u_1", "busy")? };
     let request = twin.rebuild_request(&twin.start_rebuild("box:u_1", 1000));
     state.run(STAND_STILL)?;
-    let pulled = thread::scope(|scope| {
+    thread::scope(|scope| {
         let asking = scope.spawn(|| post(&twin, &request));
         let pulled = stands_still(&watcher).and_then(|()| {
-            let started = Instant::now();
             let request = client.pull_request(10).canonical()?;
             let page = client.http.post("/sync/pull", request.as_bytes())?;
             ensure!(page.status == 200, "{}", String::from_utf8_lossy(&page.body));
-            Ok(started.elapsed())
+            stands_still(&watcher)
         });
         state.run("rollback")?;
         ok(&asking.join().map_err(|_| anyhow::anyhow!("panic"))??)?;
         pulled
     })?;
-    ensure!(pulled < Duration::from_secs(5), "a pull waited {pulled:?}");
     ensure!(
         watcher.number("select count(*) from tributary.client where acknowledged_at > now() - interval '5 min'")? == 1
     );
     Ok(())
 }
 
-/// Many scopes at once: stagings share a part of the sessions, and pulls have the rest.
+/// Many scopes at once: stagings share a part of the sessions, those in their turn wait apart from the requests that are
+/// worked on, and pulls have the rest of both.
 #[test]
-fn stagings_do_not_take_all_sessions() -> anyhow::Result<()> {
+fn stagings_take_neither_all_sessions_nor_all_places() -> anyhow::Result<()> {
     let seed: String = (0..6).map(|n| items(&format!("s_{n}"), 1 + n * 1000, 10)).collect();
-    let args = ["--pool-size", "4"].map(Into::into).into();
+    // One staging at a time; each rebuild passes through a place, and one stays in it.
+    let args = ["--pool-size", "4", "--max-in-flight", "3", "--pool-wait-millis", "60000"].map(Into::into).into();
     let boxes = Boxes::start_with(&seed, Options { puller_args: args, ..Options::default() })?;
     let (state, watcher) = (boxes.sandbox.state()?, boxes.sandbox.state()?);
     let mut puller = boxes.client("other", "other")?;
@@ -208,17 +222,16 @@ fn stagings_do_not_take_all_sessions() -> anyhow::Result<()> {
             .enumerate()
             .map(|(n, client)| {
                 let rebuild = client.start_rebuild(&format!("box:s_{n}"), 10);
-                scope.spawn(move || post(client, &client.rebuild_request(&rebuild)))
+                scope.spawn(move || until_let_in(client, &client.rebuild_request(&rebuild)))
             })
             .collect();
         let pulled = stands_still(&watcher).and_then(|()| {
-            thread::sleep(Duration::from_millis(500));
+            boxes.waiting(5)?;
             for _ in 0..5 {
-                let started = Instant::now();
                 puller.pull_all(10)?;
-                ensure!(started.elapsed() < Duration::from_secs(2), "a pull waited {:?}", started.elapsed());
+                puller.connect()?;
             }
-            Ok(())
+            stands_still(&watcher)
         });
         state.run("rollback")?;
         pulled?;
@@ -252,7 +265,9 @@ fn a_large_scope_is_staged_in_flat_memory_and_in_nobodys_way() -> anyhow::Result
     other.sync(100)?;
     let before = resident(pid)?;
     let done = AtomicBool::new(false);
-    let (peak, pulls, slowest, slowest_commit) = thread::scope(|scope| {
+    let watcher = boxes.sandbox.state()?;
+    state.run(STAND_STILL)?;
+    let (peak, pulls) = thread::scope(|scope| {
         let memory = scope.spawn(|| {
             let mut peak = 0;
             while !done.load(Ordering::Relaxed) {
@@ -262,18 +277,25 @@ fn a_large_scope_is_staged_in_flat_memory_and_in_nobodys_way() -> anyhow::Result
             anyhow::Ok(peak)
         });
         let beside = scope.spawn(|| {
-            let (mut pulls, mut slowest, mut slowest_commit) = (0, Duration::ZERO, Duration::ZERO);
-            while !done.load(Ordering::Relaxed) {
+            let mut pulls = 0;
+            let mut round = || {
                 source.run(&format!("update items set body = 'beside {pulls}' where box = 'u_2'"))?;
-                let started = Instant::now();
                 boxes.materialized(&source)?;
-                slowest_commit = slowest_commit.max(started.elapsed());
-                let started = Instant::now();
-                other.pull_all(1000)?;
-                slowest = slowest.max(started.elapsed());
+                ensure!(other.pull_all(1000)? > 0, "a commit is not delivered");
                 pulls += 1;
+                anyhow::Ok(())
+            };
+            // Commits are materialized and delivered while the staging is in its middle, whatever it takes.
+            let amid = stands_still(&watcher).and_then(|()| {
+                (0..3).try_for_each(|_| round())?;
+                stands_still(&watcher)
+            });
+            state.run("rollback")?;
+            amid?;
+            while !done.load(Ordering::Relaxed) {
+                round()?;
             }
-            anyhow::Ok((pulls, slowest, slowest_commit))
+            anyhow::Ok(pulls)
         });
         let started = Instant::now();
         let request = client.rebuild_request(&client.start_rebuild("box:u_1", 1000));
@@ -292,18 +314,16 @@ fn a_large_scope_is_staged_in_flat_memory_and_in_nobodys_way() -> anyhow::Result
         ok(&staged?)?;
         println!("{rows} rows staged in {took:?}");
         let peak = memory.join().map_err(|_| anyhow::anyhow!("panic"))??;
-        let (pulls, slowest, slowest_commit) = beside.join().map_err(|_| anyhow::anyhow!("panic"))??;
-        anyhow::Ok((peak, pulls, slowest, slowest_commit))
+        let pulls = beside.join().map_err(|_| anyhow::anyhow!("panic"))??;
+        anyhow::Ok((peak, pulls))
     })?;
     let data = state.number("select sum(byte_count)::bigint from tributary.snapshot")? as u64;
     let grown = peak.saturating_sub(before);
-    println!(
-        "{data} octets staged, {grown} octets more memory; {pulls} pulls beside, slowest {slowest:?}, slowest commit {slowest_commit:?}"
-    );
+    println!("{data} octets staged, {grown} octets more memory; {pulls} pulls beside");
     ensure!(state.number("select max(row_count) from tributary.snapshot")? == rows);
     ensure!(grown < 32 << 20, "memory grew by {grown} octets for {data} staged");
     ensure!(data > 40 << 20 || !full(), "too little data to tell");
-    ensure!(pulls > 0 && slowest < Duration::from_secs(5) && slowest_commit < Duration::from_secs(10));
+    ensure!(pulls >= 3);
     Ok(())
 }
 
@@ -328,11 +348,11 @@ fn snapshots_without_a_live_session_are_removed() -> anyhow::Result<()> {
             where rebuild_id = '{}';
          update tributary.snapshot set created_at = created_at - interval '25 hours';
          insert into tributary.snapshot (scope_no, stream_generation, schema_version, membership_generation, content_lsn,
-             content_ordinal, row_count, byte_count, digest, created_at)
+             content_ordinal, row_count, byte_count, digest, seal, created_at)
          select scope_no, stream_generation, schema_version, membership_generation, content_lsn, content_ordinal - n,
-             1, 1000, digest, created_at from tributary.snapshot, generate_series(1, 100) n;
-         insert into tributary.snapshot_block (snapshot_no, block_no, first_row, record_ends, records)
-         select snapshot_no, 0, 0, '{{1}}', 'x' from tributary.snapshot where byte_count = 1000",
+             1, 1000, digest, seal, created_at from tributary.snapshot, generate_series(1, 100) n;
+         insert into tributary.snapshot_block (snapshot_no, block_no, first_row, record_ends, records, seal)
+         select snapshot_no, 0, 0, '{{1}}', 'x', 'x' from tributary.snapshot where byte_count = 1000",
         old.rebuild_id
     ))?;
     eventually(PATIENCE, || {
