@@ -3,13 +3,15 @@
 //! The slot's exported snapshot holds what committed before the consistent point; everything later is streamed. Rows
 //! stand at the generation start, so that no cursor of the new generation delivers them: clients get them by rebuild.
 //! Until the activation there is no progress row and no puller serves the state, so the copy may commit as it goes; an
-//! interrupted baseline restarts cleanly: new slot, empty projections.
+//! interrupted baseline restarts cleanly: new slot, empty projections. The baseline of a reset (`reset`) is read by the
+//! same functions and written inside one state transaction instead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use anyhow::{Context, bail};
+use deadpool_postgres::{GenericClient, Object, Transaction};
 use futures_util::{StreamExt, TryStreamExt, pin_mut};
 use tokio::sync::Mutex;
 use tokio_postgres::{Client, SimpleQueryMessage};
@@ -19,8 +21,9 @@ use tributary_shared::lsn::Lsn;
 use tributary_shared::manifest::Manifest;
 use tributary_shared::position::Position;
 use tributary_shared::registry::Registry;
+use tributary_shared::store::error::StoreError;
 use tributary_shared::store::session::{self, Pool};
-use tributary_shared::store::{configuration, leader, progress, projection, source, write};
+use tributary_shared::store::{configuration, leader, progress, projection, server, source, write};
 use uuid::Uuid;
 
 use crate::assemble::{Batch, Limits, PendingRow, RowState};
@@ -29,6 +32,7 @@ use crate::membership::SetMembership;
 use crate::pgoutput::Datum;
 use crate::replication;
 use crate::settings::RunSettings;
+use crate::{diagnosis, failpoint};
 
 /// What a baseline works with.
 pub struct Baseline<'a> {
@@ -63,17 +67,8 @@ pub async fn take(baseline: &Baseline<'_>) -> anyhow::Result<()> {
         tracing::warn!(slot = slot_name, "dropping the slot of an interrupted baseline");
         source::drop_slot(&source_db, slot_name).await?;
     }
-    let made = source::ensure_publication(&source_db, &settings.publication, &registry.tables).await?;
-    let slot = match replication::create_slot(source_address, slot_name, &settings.publication).await {
-        Ok(slot) => slot,
-        Err(error) => {
-            if made {
-                source::drop_publication(&source_db, &settings.publication).await?;
-            }
-            bail!("cannot create the replication slot: {}", replication::advice(&error));
-        }
-    };
-    tracing::info!(consistent_point = %slot.consistent_point, tables = registry.tables.len(), "baseline started");
+    let slot = create_slot(baseline, &source_db).await?;
+    let identity = diagnosis::identity(&settings.databases.source_url, &server::present(&source_db).await?).await?;
 
     let manifest = next_manifest(state, registry).await?;
     let copied = copy(baseline, &slot.snapshot, slot.consistent_point, &manifest).await?;
@@ -85,7 +80,8 @@ pub async fn take(baseline: &Baseline<'_>) -> anyhow::Result<()> {
         SetMembership::new(registry.clone(), &encoding::encoders(registry)?, (*state).clone()).baseline(*epoch).await?;
     }
     projection::analyze(&db, &registry.tables).await?;
-    let transaction = db.transaction().await.map_err(tributary_shared::store::error::StoreError::from)?;
+    failpoint::reach(failpoint::BEFORE_ACTIVATION);
+    let transaction = db.transaction().await.map_err(StoreError::from)?;
     let configuration_no = configuration::store(&transaction, registry, &manifest).await?;
     progress::activate(
         &transaction,
@@ -97,23 +93,46 @@ pub async fn take(baseline: &Baseline<'_>) -> anyhow::Result<()> {
         copied.next_row_id,
     )
     .await?;
-    transaction.commit().await.map_err(tributary_shared::store::error::StoreError::from)?;
+    server::record(&transaction, *epoch, &identity).await?;
+    transaction.commit().await.map_err(StoreError::from)?;
+    failpoint::reach(failpoint::AFTER_ACTIVATION);
     tracing::info!(rows = copied.rows, configuration_no, "baseline active");
     Ok(())
 }
 
+/// Brings the publication up to the registry and makes the slot, which must not exist.
+pub async fn create_slot(baseline: &Baseline<'_>, source_db: &Client) -> anyhow::Result<replication::NewSlot> {
+    let Baseline { settings, registry, .. } = baseline;
+    let made = source::ensure_publication(source_db, &settings.publication, &registry.tables).await?;
+    let created =
+        replication::create_slot(&settings.databases.source_url, settings.slot.as_str(), &settings.publication).await;
+    let slot = match created {
+        Ok(slot) => slot,
+        Err(error) => {
+            if made {
+                source::drop_publication(source_db, &settings.publication).await?;
+            }
+            bail!("cannot create the replication slot: {}", replication::advice(&error));
+        }
+    };
+    tracing::info!(consistent_point = %slot.consistent_point, tables = registry.tables.len(), "baseline started");
+    failpoint::reach(failpoint::BASELINE_SLOT);
+    Ok(slot)
+}
+
 /// The manifest of the registry: the published one when nothing differs, else its successor.
-async fn next_manifest(state: &Pool, registry: &Registry) -> anyhow::Result<Manifest> {
+pub async fn next_manifest(state: &Pool, registry: &Registry) -> anyhow::Result<Manifest> {
     let db = session::acquire(state).await?;
     let newest = configuration::newest_manifest(&db).await?;
     let newest = newest.as_deref().map(Manifest::from_json).transpose().context("the published manifest")?;
     Ok(encoding::manifest(registry, newest.as_ref())?)
 }
 
-struct Copied {
-    rows: u64,
-    next_row_id: i64,
-    snapshot_time: SystemTime,
+/// What was copied.
+pub struct Copied {
+    pub rows: u64,
+    pub next_row_id: i64,
+    pub snapshot_time: SystemTime,
 }
 
 /// Copies every relation, several at once, each worker through a session that imported the snapshot.
@@ -124,8 +143,6 @@ async fn copy(
     manifest: &Manifest,
 ) -> anyhow::Result<Copied> {
     let registry = &baseline.registry;
-    let encoders = Arc::new(encoding::encoders(registry)?);
-    let version = Position::transaction_end(consistent_point).context("the consistent point is zero")?;
     let next_row_id = Arc::new(AtomicI64::new(1));
     let rows = Arc::new(AtomicU64::new(0));
     let queue = Arc::new(Mutex::new((0..registry.tables.len()).collect::<Vec<_>>()));
@@ -139,32 +156,86 @@ async fn copy(
         snapshot_time = source::import_snapshot(&session, snapshot).await?;
         sessions.push(session);
     }
-    copy_epochs(baseline, &sessions[0]).await?;
+    copy_epochs(&session::acquire(baseline.state).await?, &sessions[0]).await?;
 
-    let workers = sessions.into_iter().map(|session| {
-        let writer = Writer::new(
-            registry.clone(),
-            encoders.clone(),
-            *manifest.hash().octets(),
-            next_row_id.clone(),
-            baseline.state.clone(),
-            Some(version),
-        );
-        copy_tables(baseline, session, writer, queue.clone(), rows.clone())
-    });
+    let mut workers = Vec::with_capacity(count);
+    for session in sessions {
+        let writer = writer(baseline, manifest, consistent_point, next_row_id.clone())?;
+        let destination = Destination::Committed(Box::new(session::acquire(baseline.state).await?));
+        workers.push(copy_tables(baseline, session, writer, destination, queue.clone(), rows.clone()));
+    }
     futures_util::future::try_join_all(workers).await?;
     Ok(Copied { rows: rows.load(Ordering::Relaxed), next_row_id: next_row_id.load(Ordering::Relaxed), snapshot_time })
 }
 
+/// Copies every relation into one state transaction, through one session that imports the snapshot.
+pub async fn copy_within(
+    baseline: &Baseline<'_>,
+    db: &Transaction<'_>,
+    slot: &replication::NewSlot,
+    manifest: &Manifest,
+    next_row_id: i64,
+) -> anyhow::Result<Copied> {
+    let session = baseline.settings.databases.source_url.connect("tributary-materializer").await?;
+    let snapshot_time = source::import_snapshot(&session, &slot.snapshot).await?;
+    copy_epochs(db, &session).await?;
+    let next_row_id = Arc::new(AtomicI64::new(next_row_id));
+    let writer = writer(baseline, manifest, slot.consistent_point, next_row_id.clone())?;
+    let queue = Arc::new(Mutex::new((0..baseline.registry.tables.len()).collect::<Vec<_>>()));
+    let rows = Arc::new(AtomicU64::new(0));
+    copy_tables(baseline, session, writer, Destination::Within(db), queue, rows.clone()).await?;
+    Ok(Copied { rows: rows.load(Ordering::Relaxed), next_row_id: next_row_id.load(Ordering::Relaxed), snapshot_time })
+}
+
+fn writer(
+    baseline: &Baseline<'_>,
+    manifest: &Manifest,
+    consistent_point: Lsn,
+    next_row_id: Arc<AtomicI64>,
+) -> anyhow::Result<Writer> {
+    let version = Position::transaction_end(consistent_point).context("the consistent point is zero")?;
+    Ok(Writer::new(
+        baseline.registry.clone(),
+        Arc::new(encoding::encoders(&baseline.registry)?),
+        *manifest.hash().octets(),
+        next_row_id,
+        baseline.state.clone(),
+        Some(version),
+    ))
+}
+
+/// Where a baseline's batches go.
+enum Destination<'a> {
+    /// Each batch is committed as it goes: nothing serves them yet.
+    Committed(Box<Object>),
+    /// All of them into a transaction of the caller.
+    Within(&'a Transaction<'a>),
+}
+
+impl Destination<'_> {
+    async fn write(&mut self, writer: &mut Writer, batch: &Batch, epoch: i64) -> anyhow::Result<()> {
+        match self {
+            Self::Committed(db) => {
+                let transaction = db.transaction().await?;
+                writer.write(&transaction, batch).await?;
+                leader::hold(&transaction, epoch).await?;
+                transaction.commit().await?;
+            }
+            Self::Within(db) => writer.write(db, batch).await?,
+        }
+        failpoint::reach(failpoint::BASELINE_COPY);
+        Ok(())
+    }
+}
+
 /// The baseline counts as having materialized every epoch that its snapshot sees (contract: accepted writes).
-async fn copy_epochs(baseline: &Baseline<'_>, session: &Client) -> anyhow::Result<()> {
-    let db = session::acquire(baseline.state).await?;
+async fn copy_epochs(db: &impl GenericClient, session: &Client) -> anyhow::Result<()> {
     let epochs = source::accepted_epochs(session).await?.try_chunks(1000);
     pin_mut!(epochs);
     while let Some(chunk) = epochs.next().await {
         let chunk = chunk.map_err(|e| e.1)?;
         let chunk: Vec<(&str, &str, i64)> = chunk.iter().map(|(u, c, e)| (u.as_str(), c.as_str(), *e)).collect();
-        write::record_epochs(&db, &chunk).await?;
+        write::record_epochs(db, &chunk).await?;
     }
     Ok(())
 }
@@ -173,10 +244,10 @@ async fn copy_tables(
     baseline: &Baseline<'_>,
     session: Client,
     mut writer: Writer,
+    mut destination: Destination<'_>,
     queue: Arc<Mutex<Vec<usize>>>,
     rows: Arc<AtomicU64>,
 ) -> anyhow::Result<()> {
-    let mut db = session::acquire(baseline.state).await?;
     let encoders = encoding::encoders(&baseline.registry)?;
     loop {
         let Some(index) = queue.lock().await.pop() else { return Ok(()) };
@@ -214,10 +285,13 @@ async fn copy_tables(
                 states: vec![RowState::new(Position::GENERATION_START, Some(values))],
             });
             if pending.rows.len() >= baseline.limits.rows || pending.octets >= baseline.limits.octets {
-                rows.fetch_add(flush(&mut db, &mut writer, baseline, index, &mut pending).await?, Ordering::Relaxed);
+                rows.fetch_add(
+                    flush(&mut destination, &mut writer, baseline, index, &mut pending).await?,
+                    Ordering::Relaxed,
+                );
             }
         }
-        rows.fetch_add(flush(&mut db, &mut writer, baseline, index, &mut pending).await?, Ordering::Relaxed);
+        rows.fetch_add(flush(&mut destination, &mut writer, baseline, index, &mut pending).await?, Ordering::Relaxed);
         tracing::info!(relation = %table.relation, "relation copied");
     }
 }
@@ -229,7 +303,7 @@ struct Pending {
 }
 
 async fn flush(
-    db: &mut deadpool_postgres::Object,
+    destination: &mut Destination<'_>,
     writer: &mut Writer,
     baseline: &Baseline<'_>,
     index: usize,
@@ -241,10 +315,7 @@ async fn flush(
         return Ok(0);
     }
     let batch = Batch::of_rows(baseline.registry.tables.len(), index, rows);
-    let transaction = db.transaction().await?;
-    writer.write(&transaction, &batch).await?;
-    leader::hold(&transaction, baseline.epoch).await?;
-    transaction.commit().await?;
+    destination.write(writer, &batch, baseline.epoch).await?;
     metrics::counter!("tributary_baseline_rows_total").increment(count);
     Ok(count)
 }

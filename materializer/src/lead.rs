@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 use tributary_shared::lsn::Lsn;
@@ -13,15 +13,20 @@ use tributary_shared::service::backoff::Backoff;
 use tributary_shared::service::health::Health;
 use tributary_shared::store::error::{Fate, StoreError};
 use tributary_shared::store::session::{self, Pool};
-use tributary_shared::store::{configuration, leader, progress, quarantine, retention, snapshot, source};
+use tributary_shared::store::{
+    configuration, leader, progress, quarantine, reset, retention, server, snapshot, source,
+};
 use uuid::Uuid;
 
 use crate::assemble::Limits;
 use crate::baseline::{self, Baseline};
+use crate::diagnosis::{self, Fault, Names};
 use crate::materialize::MaterializeError;
 use crate::settings::RunSettings;
 use crate::stream::{self, Stream, StreamError};
 
+/// Time for taking the lease; a database that does not answer is asked through another session after it.
+const ACQUIRE_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait between attempts after a fault.
 const RETRY_CAP: Duration = Duration::from_secs(5);
 /// Wait before a baseline is taken again that met a value it cannot represent.
@@ -34,6 +39,15 @@ const EXPIRE_BATCH: i64 = 500;
 const COMPACT_SCOPES: usize = 50;
 /// Delete markers removed from a scope, and departed rows looked at, in one step of the housekeeping.
 const COMPACT_BATCH: i64 = 1000;
+
+/// How a turn of leading ended without an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// The next one begins at once.
+    Again,
+    /// The leadership is over.
+    Over,
+}
 
 /// A materializer: stands by until it leads.
 pub struct Materializer {
@@ -57,6 +71,8 @@ impl Materializer {
                     tracing::info!(epoch, "leading");
                     self.lead(epoch).await;
                     self.release(epoch).await;
+                    // Taking the lease again ends what is left of this leadership.
+                    self.forget_sessions();
                 }
                 Ok(None) => {
                     backoff.reset();
@@ -72,8 +88,20 @@ impl Materializer {
     }
 
     async fn try_acquire(&self) -> Result<Option<i64>, StoreError> {
-        let db = session::acquire(&self.state).await?;
-        leader::acquire(&db, self.holder, self.settings.lease()).await
+        let asked = async {
+            let db = session::acquire(&self.state).await?;
+            leader::acquire(&db, self.holder, self.settings.lease()).await
+        };
+        if let Ok(acquired) = tokio::time::timeout(ACQUIRE_LIMIT, asked).await {
+            return acquired;
+        }
+        self.forget_sessions();
+        Err(StoreError::Pool("no answer in time".into()))
+    }
+
+    /// Gives up every pooled session: on one that a network has forgotten nothing ever comes.
+    fn forget_sessions(&self) {
+        self.state.retain(|_, _| false);
     }
 
     async fn release(&self, epoch: i64) {
@@ -96,6 +124,9 @@ impl Materializer {
         let (idle, idle_seen) = watch::channel(Lsn::ZERO);
         let (recorded_sender, recorded) = watch::channel(Lsn::ZERO);
         let (wal_sender, source_wal) = watch::channel(Lsn::ZERO);
+        let (reset_sender, reset) = watch::channel(None);
+        let housekeeping = Arc::new(Mutex::new(()));
+        let unanswered = CancellationToken::new();
         let heartbeat = Heartbeat {
             settings: self.settings.clone(),
             state: self.state.clone(),
@@ -103,15 +134,37 @@ impl Materializer {
             idle: idle_seen,
             recorded: recorded_sender,
             source_wal: wal_sender,
+            reset: reset_sender,
+            housekeeping: housekeeping.clone(),
             leading: leading.clone(),
+            unanswered: unanswered.clone(),
         };
         let heart = tokio::spawn(heartbeat.run());
         let mut backoff = Backoff::new(RETRY_CAP);
         let mut careful_until = Lsn::ZERO;
         while !leading.is_cancelled() {
-            let watches = Watches { idle: idle.clone(), recorded: recorded.clone(), source_wal: source_wal.clone() };
-            let Err(error) = self.lead_once(epoch, careful_until, watches, &leading).await else { break };
-            self.health.unready(format!("{error:#}"));
+            let watches = Watches {
+                idle: idle.clone(),
+                recorded: recorded.clone(),
+                source_wal: source_wal.clone(),
+                reset: reset.clone(),
+                housekeeping: housekeeping.clone(),
+            };
+            let turn = tokio::select! {
+                turn = self.lead_once(epoch, careful_until, watches, &leading) => turn,
+                // What waits for a session that never answers would wait for ever.
+                () = unanswered.cancelled() => break,
+            };
+            let error = match turn {
+                Ok(Turn::Again) => continue,
+                Ok(Turn::Over) => break,
+                Err(error) => error,
+            };
+            let fault = error.downcast_ref::<Fault>();
+            metrics::gauge!("tributary_stream_fault").set(f64::from(u8::from(fault.is_some())));
+            self.health.unready(
+                fault.map_or_else(|| format!("{error:#}"), |fault| format!("{fault}; what to do: {}", fault.advice())),
+            );
             match error.downcast_ref::<StreamError>() {
                 Some(StreamError::Stopped { commit_lsn: None, .. }) => {
                     // One of several transactions: the ones before it go through one by one, then it stands alone.
@@ -122,7 +175,7 @@ impl Materializer {
                     continue;
                 }
                 Some(StreamError::Stopped { reason, commit_lsn: Some(commit_lsn), relation, detail }) => {
-                    self.quarantine(*commit_lsn, reason, relation.as_deref(), detail, &leading).await;
+                    self.quarantine(*commit_lsn, reason, relation.as_deref(), detail, &leading, &reset).await;
                     continue;
                 }
                 _ => {}
@@ -149,57 +202,68 @@ impl Materializer {
             };
             tokio::select! {
                 () = leading.cancelled() => {}
+                () = newly_asked(&reset) => {}
                 () = tokio::time::sleep(delay) => {}
             }
         }
         leading.cancel();
         heart.await.unwrap_or_else(|error| tracing::error!(%error, "the heartbeat panicked"));
+        if unanswered.is_cancelled() {
+            self.health.unready("the state database does not answer");
+            self.forget_sessions();
+        }
     }
 
-    /// One turn: baseline if there is none, then the stream until it ends.
+    /// One turn: baseline if there is none, reset if one is asked for, then the stream until it ends.
     async fn lead_once(
         &self,
         epoch: i64,
         careful_until: Lsn,
         watches: Watches,
         leading: &CancellationToken,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Turn> {
         let limits = Limits {
             rows: self.settings.batch_rows as usize,
             octets: self.settings.batch_octets as usize,
             transactions: u64::MAX,
         };
+        let baseline =
+            Baseline { settings: &self.settings, registry: self.registry.clone(), state: &self.state, epoch, limits };
         let db = session::acquire(&self.state).await?;
         let Some(progress) = progress::load(&db).await? else {
             drop(db);
             self.health.unready("taking the baseline");
-            let baseline = Baseline {
-                settings: &self.settings,
-                registry: self.registry.clone(),
-                state: &self.state,
-                epoch,
-                limits,
-            };
             tokio::select! {
-                () = leading.cancelled() => return Ok(()),
+                () = leading.cancelled() => return Ok(Turn::Over),
                 taken = baseline::take(&baseline) => taken.context("baseline")?,
             }
-            return Box::pin(self.lead_once(epoch, careful_until, watches, leading)).await;
+            return Ok(Turn::Again);
         };
-        if let Some(case) = quarantine::current(&db).await? {
-            self.await_retry(case.quarantine_no, &case.detail, leading).await;
-            if leading.is_cancelled() {
-                return Ok(());
-            }
-        }
         let configuration = configuration::load(&db, progress.configuration_no).await?;
         if configuration.registry != *self.registry {
             bail!("the configuration differs from number {} in force", progress.configuration_no);
         }
+        if let Some(reset_no) = reset::requested(&db).await? {
+            drop(db);
+            self.health.unready("taking the baseline of a reset; the former state is served until it is active");
+            // Housekeeping changes the rows that the reset replaces.
+            let _quiet = watches.housekeeping.lock().await;
+            tokio::select! {
+                () = leading.cancelled() => {}
+                done = crate::reset::perform(&baseline, reset_no, &progress) => done.context("reset")?,
+            }
+            return Ok(Turn::Over);
+        }
+        if let Some(case) = quarantine::current(&db).await? {
+            self.await_retry(case.quarantine_no, &case.detail, leading, &watches.reset).await;
+            return Ok(if leading.is_cancelled() { Turn::Over } else { Turn::Again });
+        }
         let source_db = self.settings.databases.source_url.connect(&leader::application_name(self.holder)).await?;
-        self.check_slot(&source_db, &db, progress.resume_lsn).await?;
+        self.check_source(&source_db, &db, epoch).await?;
         drop(db);
+        metrics::gauge!("tributary_stream_fault").set(0.0);
         self.health.ready("leader");
+        let turn = leading.child_token();
         let stream = Stream {
             settings: &self.settings,
             registry: self.registry.clone(),
@@ -213,38 +277,43 @@ impl Materializer {
             recorded: watches.recorded,
             source_wal: watches.source_wal,
             holder: self.holder,
-            stop: leading.clone(),
+            stop: turn.clone(),
         };
-        stream::follow(stream).await?;
-        Ok(())
+        let following = stream::follow(stream);
+        tokio::pin!(following);
+        tokio::select! {
+            ended = &mut following => ended?,
+            () = asked(&watches.reset) => {
+                turn.cancel();
+                following.await?;
+            }
+        }
+        Ok(if leading.is_cancelled() { Turn::Over } else { Turn::Again })
     }
 
-    /// The slot must stand where we left it: what was recorded before it was acknowledged is an upper bound.
-    async fn check_slot(
+    /// The source must be the server that the state was made of, and the slot must stand where we left it.
+    async fn check_source(
         &self,
         source_db: &Client,
         state: &deadpool_postgres::Object,
-        resume: Lsn,
+        epoch: i64,
     ) -> anyhow::Result<()> {
-        let name = self.settings.slot.as_str();
-        let Some(slot) = source::slot(source_db, name).await? else {
-            bail!("replication slot {name} has vanished: changes since {resume} are lost to the stream");
-        };
-        if slot.plugin != "pgoutput" || slot.database != self.settings.databases.source_url.database() {
-            bail!("replication slot {name} is not ours: plugin {}, database {}", slot.plugin, slot.database);
+        let address = &self.settings.databases.source_url;
+        let slot = self.settings.slot.as_str();
+        let names = Names { slot, publication: &self.settings.publication };
+        let found = diagnosis::examine(source_db, address, state, names, &self.registry.tables).await?;
+        if let Some(fault) = found.faults.into_iter().next() {
+            return Err(fault.into());
         }
-        if slot.wal_status.as_deref() == Some("lost") {
-            bail!("replication slot {name} was invalidated: changes since {resume} are lost to the stream");
-        }
-        let recorded = leader::acknowledged(state).await?.max(resume);
-        if slot.confirmed_flush > recorded {
-            bail!(
-                "replication slot {name} was advanced to {} by someone else; we had acknowledged {recorded} at most",
-                slot.confirmed_flush
+        if let Some(identity) = found.followed {
+            tracing::info!(
+                timeline = identity.timeline,
+                "the source moved to a timeline that holds what is materialized"
             );
+            server::record(state, epoch, &identity).await?;
         }
-        if !source::free_slot(source_db, name).await? {
-            bail!("replication slot {name} is held by another session");
+        if !source::free_slot(source_db, slot).await? {
+            bail!("replication slot {slot} is held by another session");
         }
         Ok(())
     }
@@ -256,6 +325,7 @@ impl Materializer {
         relation: Option<&str>,
         detail: &str,
         leading: &CancellationToken,
+        reset: &watch::Receiver<Option<i64>>,
     ) {
         let opened = async {
             let db = session::acquire(&self.state).await?;
@@ -266,7 +336,7 @@ impl Materializer {
             Ok(number) => {
                 tracing::error!(%commit_lsn, reason, relation, detail, quarantine = number, "the stream is stopped");
                 metrics::gauge!("tributary_quarantine").set(1.0);
-                self.await_retry(number, detail, leading).await;
+                self.await_retry(number, detail, leading, reset).await;
             }
             Err(error) => {
                 tracing::error!(%error, %commit_lsn, reason, "the stream is stopped, and quarantine cannot be written");
@@ -275,12 +345,20 @@ impl Materializer {
         }
     }
 
-    /// Waits until an operator says that the cause is fixed (`materializer retry`).
-    async fn await_retry(&self, number: i64, detail: &str, leading: &CancellationToken) {
+    /// Waits until an operator says that the cause is fixed (`materializer retry`), or asks for a reset.
+    async fn await_retry(
+        &self,
+        number: i64,
+        detail: &str,
+        leading: &CancellationToken,
+        reset: &watch::Receiver<Option<i64>>,
+    ) {
+        metrics::gauge!("tributary_quarantine").set(1.0);
         self.health.unready(format!("stopped at a quarantined transaction (case {number}): {detail}"));
         loop {
             tokio::select! {
                 () = leading.cancelled() => return,
+                () = asked(reset) => return,
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
             let open = async { quarantine::is_open(&session::acquire(&self.state).await?, number).await }.await;
@@ -297,6 +375,27 @@ struct Watches {
     idle: watch::Sender<Lsn>,
     recorded: watch::Receiver<Lsn>,
     source_wal: watch::Receiver<Lsn>,
+    /// The open request for a reset.
+    reset: watch::Receiver<Option<i64>>,
+    /// Held by whoever changes rows that housekeeping changes too.
+    housekeeping: Arc<Mutex<()>>,
+}
+
+/// Until a reset is asked for.
+async fn asked(reset: &watch::Receiver<Option<i64>>) {
+    if reset.clone().wait_for(Option::is_some).await.is_err() {
+        // The heart has stopped, and with it the leadership.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Until a reset is asked for, from now on: one that fails waits as any other fault does.
+async fn newly_asked(reset: &watch::Receiver<Option<i64>>) {
+    let mut reset = reset.clone();
+    let known = *reset.borrow_and_update();
+    if reset.wait_for(|asked| asked.is_some() && *asked != known).await.is_err() {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Keeps the lease, records what is acknowledged while the stream is idle, measures lag, and removes what expired.
@@ -307,11 +406,16 @@ struct Heartbeat {
     idle: watch::Receiver<Lsn>,
     recorded: watch::Sender<Lsn>,
     source_wal: watch::Sender<Lsn>,
+    reset: watch::Sender<Option<i64>>,
+    housekeeping: Arc<Mutex<()>>,
     leading: CancellationToken,
+    /// The lease ran out because the state database does not answer.
+    unanswered: CancellationToken,
 }
 
 impl Heartbeat {
     async fn run(self) {
+        let mut renewed = tokio::time::Instant::now();
         let mut source_db = None;
         let mut sweep = Sweep::default();
         let mut beat = tokio::time::interval(self.settings.heartbeat());
@@ -325,13 +429,23 @@ impl Heartbeat {
             let limit = self.settings.heartbeat();
             let unanswered = |_| StoreError::Pool("no answer in time".into());
             match tokio::time::timeout(limit, self.renew()).await.map_err(unanswered).and_then(|done| done) {
-                Ok(()) => {}
+                Ok(()) => renewed = tokio::time::Instant::now(),
                 Err(StoreError::Fenced) => {
                     tracing::warn!(epoch = self.epoch, "another materializer leads");
                     self.leading.cancel();
                     return;
                 }
-                Err(error) => tracing::warn!(%error, "the heartbeat failed"),
+                Err(error) if renewed.elapsed() > self.settings.lease() => {
+                    tracing::warn!(%error, epoch = self.epoch, "the lease ran out: the state database does not answer");
+                    self.unanswered.cancel();
+                    self.leading.cancel();
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the heartbeat failed");
+                    // The next one asks through another session.
+                    self.state.retain(|_, _| false);
+                }
             }
             let measured = tokio::time::timeout(limit, self.measure(&mut source_db)).await;
             if let Err(error) = measured.map_err(unanswered).and_then(|done| done) {
@@ -355,6 +469,12 @@ impl Heartbeat {
             *recorded = idle.max(*recorded);
             moved
         });
+        let asked = reset::requested(&db).await?;
+        self.reset.send_if_modified(|known| {
+            let differs = *known != asked;
+            *known = asked;
+            differs
+        });
         Ok(())
     }
 
@@ -375,6 +495,7 @@ impl Heartbeat {
     /// Small steps of housekeeping, bounded so that the stream does not feel them: expired rebuild sessions and unused
     /// snapshots, clients that acknowledge nothing, delete markers that no client needs.
     async fn collect(&self, sweep: &mut Sweep) -> Result<(), StoreError> {
+        let Ok(_mine) = self.housekeeping.try_lock() else { return Ok(()) };
         let now = self.settings.now();
         let mut db = session::acquire(&self.state).await?;
         let grace = Duration::from_secs(self.settings.snapshot_grace_seconds);

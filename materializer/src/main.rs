@@ -2,13 +2,17 @@
 
 mod assemble;
 mod baseline;
+mod diagnosis;
+mod failpoint;
 mod lead;
 mod materialize;
 mod membership;
 mod pgoutput;
 mod preflight;
 mod replication;
+mod reset;
 mod settings;
+mod status;
 mod stream;
 
 use std::process::ExitCode;
@@ -20,11 +24,11 @@ use clap::Parser;
 use tributary_shared::service::health::Health;
 use tributary_shared::service::logs::{self, LogFormat};
 use tributary_shared::service::{admin, probe, shutdown};
-use tributary_shared::store::{configuration, leader, migrate, progress, quarantine, session};
+use tributary_shared::store::{self, configuration, leader, migrate, progress, quarantine, session};
 use uuid::Uuid;
 
 use crate::lead::Materializer;
-use crate::settings::{CheckSettings, Cli, Command, Databases, RunSettings};
+use crate::settings::{CheckSettings, Cli, Command, Databases, ResetSettings, RunSettings};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -46,16 +50,19 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         match command {
-            Command::Run(settings) => run(settings).await,
-            Command::Check(settings) => check(settings).await,
-            Command::Migrate(databases) => migrate_all(databases).await,
-            Command::Retry(databases) => retry(databases).await,
+            Command::Run(settings) => run(settings).await?,
+            Command::Check(settings) => check(settings).await?,
+            Command::Migrate(databases) => migrate_all(databases).await?,
+            Command::Retry(databases) => retry(databases).await?,
+            Command::Status(settings) => return status::print(settings).await,
+            Command::Reset(settings) => reset(settings).await?,
             // Answered above, without a runtime.
-            Command::Health(_) => Ok(()),
+            Command::Health(_) => {}
         }
+        anyhow::Ok(ExitCode::SUCCESS)
     });
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -65,6 +72,9 @@ fn main() -> ExitCode {
 
 async fn run(settings: RunSettings) -> anyhow::Result<()> {
     logs::install(settings.log_format);
+    if let Some(point) = settings.failpoint.clone() {
+        failpoint::arm(point);
+    }
     let stop = shutdown::token().context("cannot watch signals")?;
     let metrics = admin::install_metrics().context("metrics")?;
     let health = Health::new("materializer");
@@ -165,5 +175,31 @@ async fn retry(databases: Databases) -> anyhow::Result<()> {
     let db = session::acquire(&pool).await?;
     let cases = quarantine::resolve(&db).await?;
     eprintln!("{cases} quarantined transactions will be tried again");
+    Ok(())
+}
+
+async fn reset(settings: ResetSettings) -> anyhow::Result<()> {
+    let mut state_db = preflight::connect(settings.databases.state(), "state").await?;
+    let pool = session::pool(settings.databases.state(), "tributary-materializer", 1, Duration::from_secs(10))?;
+    let db = session::acquire(&pool).await?;
+    if !migrate::is_migrated(&db).await? {
+        bail!("the state database holds no state: there is nothing to reset");
+    }
+    // The materializers may be of the former release, or not run at all.
+    migrate::state(&mut state_db).await?;
+    if progress::load(&db).await?.is_none() {
+        bail!("no baseline is active yet: a materializer takes one at its start");
+    }
+    let number = store::reset::request(&db).await?;
+    let alive = leader::silence(&db).await?.is_some_and(|silence| silence < Duration::from_secs(60));
+    drop(db);
+    eprintln!("reset {number} is requested; `materializer status` tells how it goes");
+    if !alive {
+        eprintln!("no materializer leads now: the next one that does carries it out");
+    }
+    if settings.wait {
+        let generation = reset::wait(&pool, number).await?;
+        eprintln!("stream generation {generation} is active: every client rebuilds once");
+    }
     Ok(())
 }

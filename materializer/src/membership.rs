@@ -204,6 +204,26 @@ impl SetMembership {
         }
         Ok(())
     }
+
+    /// [`Self::baseline`] inside one transaction, for a reset.
+    pub async fn baseline_within(&mut self, db: &Transaction<'_>) -> Result<(), MaterializeError> {
+        self.membership.open(db).await?;
+        for table_no in self.membership.evaluated().collect::<Vec<_>>() {
+            let registry = self.registry.clone();
+            let Some(table) = registry.table(table_no) else { continue };
+            let mut first = 0;
+            while let Some(next) = self.membership.note_range(db, table, first, BASELINE_ROWS).await? {
+                if let Some(violation) = self.membership.evaluate(db).await? {
+                    return Err(violation.into());
+                }
+                self.intern(db).await?;
+                self.membership.write_baseline(db, table_no).await?;
+                self.membership.forget_noted(db).await?;
+                first = next;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Whether a change of a row can matter to other rows: a column that rules read differs, or the row comes or goes.

@@ -79,6 +79,19 @@ pub async fn create_slot(source: &Address, slot: &str, publication: &str) -> Res
     Ok(NewSlot { session, consistent_point, snapshot })
 }
 
+/// The history file of a timeline: where its ancestors were left.
+pub async fn timeline_history(source: &Address, timeline: i64) -> Result<String, PgWireError> {
+    let asked = async {
+        let mut session = connect(source, "none", "none", Lsn::ZERO, "tributary-materializer").await?;
+        let rows = session.simple_query(&format!("TIMELINE_HISTORY {timeline}")).await?;
+        let content = rows.first().and_then(|row| row.get(1)).and_then(Option::as_ref);
+        let content = content.ok_or_else(|| PgWireError::Protocol("TIMELINE_HISTORY gave no history".into()))?;
+        Ok(String::from_utf8_lossy(content).into_owned())
+    };
+    let unanswered = |_| PgWireError::Protocol("TIMELINE_HISTORY was not answered in time".into());
+    tokio::time::timeout(CONNECT_LIMIT, asked).await.map_err(unanswered)?
+}
+
 /// One clear line about a replication error, with what to do where we know it.
 pub fn advice(error: &PgWireError) -> String {
     let text = error.to_string();

@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand};
 use tributary_shared::service::logs::LogFormat;
 use tributary_shared::store::session::Address;
 
+use crate::failpoint::Failpoint;
+
 /// Follows PostgreSQL's logical replication and makes durable, commit-ordered sync state of it.
 #[derive(Debug, Parser)]
 #[command(name = "materializer", version)]
@@ -28,6 +30,11 @@ pub enum Command {
     Retry(Databases),
     /// Ask this machine's materializer whether it is ready, by its admin port; exit code 0: it is.
     Health(HealthSettings),
+    /// Say how the stream is, what happened to it, and what to do. Exit code 0: nothing to do; 3: something is wrong.
+    Status(StatusSettings),
+    /// Start a new stream generation from a new baseline: the leader makes the slot anew, and every client rebuilds
+    /// once. What is materialized is served until then.
+    Reset(ResetSettings),
 }
 
 #[derive(Debug, Args, Clone)]
@@ -45,6 +52,37 @@ impl Databases {
     pub fn state(&self) -> &Address {
         self.state_url.as_ref().unwrap_or(&self.source_url)
     }
+}
+
+/// Names of what is ours in the source.
+#[derive(Debug, Args, Clone)]
+pub struct SourceNames {
+    /// Name of the replication slot.
+    #[arg(long, env = "TRIBUTARY_SLOT", default_value = "tributary")]
+    pub slot: SlotName,
+    /// Name of the publication.
+    #[arg(long, env = "TRIBUTARY_PUBLICATION", default_value = "tributary")]
+    pub publication: String,
+}
+
+#[derive(Debug, Args, Clone)]
+pub struct StatusSettings {
+    #[command(flatten)]
+    pub databases: Databases,
+    #[command(flatten)]
+    pub names: SourceNames,
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args, Clone)]
+pub struct ResetSettings {
+    #[command(flatten)]
+    pub databases: Databases,
+    /// Return only when the new generation is active.
+    #[arg(long)]
+    pub wait: bool,
 }
 
 #[derive(Debug, Args)]
@@ -106,6 +144,9 @@ pub struct RunSettings {
     /// A stream that is silent for this long while the source's WAL moves on is reconnected.
     #[arg(long, env = "TRIBUTARY_SILENCE_SECONDS", default_value = "30", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub silence_seconds: u64,
+    /// Aborts at a named point, for tests of faults: NAME or NAME:PASSAGE.
+    #[arg(long, env = "TRIBUTARY_FAILPOINT", hide = true)]
+    pub failpoint: Option<Failpoint>,
     /// How long a snapshot that no session uses is kept, for sessions that are being made.
     #[arg(long, env = "TRIBUTARY_SNAPSHOT_GRACE_SECONDS", default_value = "600", hide = true)]
     pub snapshot_grace_seconds: u64,

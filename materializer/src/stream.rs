@@ -12,6 +12,7 @@ use futures_util::FutureExt as _;
 use pgwire_replication::{PgWireError, ReplicationClient, ReplicationEvent};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tributary_shared::encoding;
 use tributary_shared::lsn::Lsn;
 use tributary_shared::registry::Registry;
@@ -21,6 +22,7 @@ use tributary_shared::store::progress::{self, Advance, Progress};
 use tributary_shared::store::session::{self, Pool};
 
 use crate::assemble::{AcceptedEpoch, AssembleError, Assembler, Batch, Limits, TransactionEnd};
+use crate::failpoint;
 use crate::materialize::{MaterializeError, Writer};
 use crate::pgoutput::{DecodeError, Decoder};
 use crate::replication;
@@ -131,7 +133,9 @@ pub async fn follow(stream: Stream<'_>) -> Result<(), StreamError> {
     );
     let (batches, inbox) = mpsc::channel::<Batch>(1);
     let (durable_sender, mut durable) = watch::channel(stream.progress.resume_lsn);
-    let mut writing = tokio::spawn(write_batches(stream.state.clone(), writer, stream.epoch, inbox, durable_sender));
+    let writing = tokio::spawn(write_batches(stream.state.clone(), writer, stream.epoch, inbox, durable_sender));
+    // A stream that is given up, because a database does not answer, leaves no writer behind.
+    let mut writing = AbortOnDropHandle::new(writing);
 
     let outcome =
         receive(&stream, &mut client, &mut assembler, &mut decoder, &batches, &mut durable, &mut writing).await;
@@ -160,7 +164,7 @@ impl<E: Into<StreamError>> From<E> for Received {
     }
 }
 
-type Writing = tokio::task::JoinHandle<Result<(), StreamError>>;
+type Writing = AbortOnDropHandle<Result<(), StreamError>>;
 
 fn join(joined: Result<Result<(), StreamError>, tokio::task::JoinError>) -> Result<(), StreamError> {
     joined.unwrap_or_else(|error| Err(StoreError::integrity(format!("the writer panicked: {error}")).into()))
@@ -371,7 +375,9 @@ async fn write_batches(
         let advance =
             Advance { boundary_lsn: commit_lsn, resume_lsn: end_lsn, commit_time, next_row_id: writer.next_row_id() };
         progress::advance(&transaction, epoch, advance).await?;
+        failpoint::reach(failpoint::BEFORE_COMMIT);
         transaction.commit().await.map_err(StoreError::from)?;
+        failpoint::reach(failpoint::BEFORE_ACKNOWLEDGEMENT);
         durable.send_replace(end_lsn);
 
         metrics::counter!("tributary_transactions_total").increment(transactions);

@@ -86,6 +86,8 @@ pub struct Client {
     pub rows: BTreeMap<String, Rows>,
     /// Pages received.
     pub pages: usize,
+    /// Rebuilds that were begun, by scope.
+    pub rebuilds: BTreeMap<String, usize>,
 }
 
 impl Client {
@@ -100,6 +102,7 @@ impl Client {
             scopes: BTreeMap::new(),
             rows: BTreeMap::new(),
             pages: 0,
+            rebuilds: BTreeMap::new(),
         }
     }
 
@@ -335,6 +338,7 @@ impl Client {
 
     /// Rebuild one scope to its end; the number of its rows.
     pub fn rebuild(&mut self, scope: &str, limit: i64) -> Result<usize> {
+        *self.rebuilds.entry(scope.to_owned()).or_default() += 1;
         let mut rebuild = self.start_rebuild(scope, limit);
         while !rebuild.finished {
             self.rebuild_page(&mut rebuild)?;

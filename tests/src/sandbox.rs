@@ -53,6 +53,8 @@ pub struct Options {
     pub pg_settings: Vec<String>,
     /// Keep the state in a database of its own.
     pub split: bool,
+    /// Keep the state in this database instead, of another server.
+    pub state_elsewhere: Option<String>,
     /// More arguments for the materializers.
     pub materializer_args: Vec<OsString>,
     /// More arguments for the pullers.
@@ -79,6 +81,7 @@ impl Default for Options {
             pg_settings: Vec::new(),
             // Set by tests/run.sh for its second round.
             split: std::env::var_os("TRIBUTARY_TEST_SPLIT").is_some(),
+            state_elsewhere: None,
             materializer_args: Vec::new(),
             puller_args: Vec::new(),
             ready_within: Duration::from_secs(120),
@@ -119,6 +122,7 @@ pub struct Sandbox {
     config: PathBuf,
     secrets: Secrets,
     split: bool,
+    state_elsewhere: Option<String>,
     ready_within: Duration,
     cancelled: &'static AtomicBool,
     dir: Directory,
@@ -155,6 +159,7 @@ impl Sandbox {
             config,
             secrets,
             split: options.split,
+            state_elsewhere: options.state_elsewhere,
             ready_within: options.ready_within,
             cancelled: options.cancelled,
             dir,
@@ -196,7 +201,7 @@ impl Sandbox {
     pub fn ready(&self) -> Ready {
         Ready {
             database_url: self.source_url(),
-            state_url: self.split.then(|| self.state_url()),
+            state_url: (self.split || self.state_elsewhere.is_some()).then(|| self.state_url()),
             jwt_secret: self.secrets.jwt_secret.clone(),
             pg: ReadyPostgres {
                 data_dir: self.postgres.data_dir().display().to_string(),
@@ -237,6 +242,9 @@ impl Sandbox {
 
     /// The address of the state's database.
     pub fn state_url(&self) -> String {
+        if let Some(elsewhere) = &self.state_elsewhere {
+            return elsewhere.clone();
+        }
         self.postgres.url(if self.split { STATE_DATABASE } else { APPLICATION_DATABASE })
     }
 

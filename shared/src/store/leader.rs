@@ -19,7 +19,7 @@ pub fn application_name(holder: Uuid) -> String {
 
 /// Tries to take the lease for `holder`; the new epoch, or `None` while another's lease is fresh.
 ///
-/// Ends the former leader's sessions first, so that a paused one holds no lock that the takeover waits for.
+/// Ends the former leadership's other sessions first, so that none holds a lock that the takeover waits for.
 pub async fn acquire(db: &impl GenericClient, holder: Uuid, lease: Duration) -> Result<Option<i64>> {
     let lease_millis = lease.as_millis() as f64;
     let row = statement::query_opt(
@@ -31,18 +31,19 @@ pub async fn acquire(db: &impl GenericClient, holder: Uuid, lease: Duration) -> 
     .await?;
     if let Some(row) = row {
         let (former, expired): (Uuid, bool) = (row.try_get(0)?, row.try_get(1)?);
-        if former != holder {
-            if !expired {
-                return Ok(None);
-            }
-            statement::execute(
-                db,
-                "-- leader::end_former_sessions
-                select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1",
-                &[&application_name(former)],
-            )
-            .await?;
+        if former != holder && !expired {
+            return Ok(None);
         }
+        // Also our own of an earlier leadership: one that a network has forgotten can hold the epoch for ever.
+        statement::execute(
+            db,
+            "-- leader::end_former_sessions
+            select pg_terminate_backend(pid)
+            from pg_stat_activity
+            where application_name = $1 and pid <> pg_backend_pid()",
+            &[&application_name(former)],
+        )
+        .await?;
     }
     // One row by `leader_is_one_row`: of two standbys that get here together, one changes it and the other finds a
     // fresh lease.

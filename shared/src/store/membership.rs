@@ -412,6 +412,13 @@ impl Membership {
         Ok(statement::query_one(db, &sql, &[&table.table_no, &first, &rows]).await?.try_get(0)?)
     }
 
+    /// Empties the scratch tables inside a transaction, between the ranges of a baseline.
+    pub async fn forget_noted(&self, db: &impl GenericClient) -> Result<()> {
+        db.batch_execute("-- membership::forget_noted\ntruncate pg_temp.tributary_affected, pg_temp.tributary_wanted")
+            .await?;
+        Ok(())
+    }
+
     /// Evaluates all rules of the targets that have noted rows. The scopes' ids are kept for [`Self::write`].
     pub async fn evaluate(&self, db: &impl GenericClient) -> std::result::Result<Option<Violation>, Refused> {
         for target in &self.targets {

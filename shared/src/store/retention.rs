@@ -43,10 +43,11 @@ pub struct Compacted {
 }
 
 /// Removes up to `batch` delete markers of a scope and raises its floor to the last of them, in the transaction of the
-/// caller; when none remain below it, the floor rises to the limit itself.
+/// caller; when none remain below it, the floor rises to the limit itself. Markers that a state transaction is moving
+/// are left to it: one that stays behind the floor is needed by nobody, and goes another time.
 ///
 /// The limit is the least position that an unexpired client which is assigned the scope has acknowledged, and the
-/// boundaries of the scope's live rebuild sessions; with neither, the scope's newest position.
+/// boundaries of the scope's live rebuild sessions in this stream generation; with neither, the scope's newest position.
 pub async fn compact(db: &impl GenericClient, scope_no: i32, now: SystemTime, batch: i64) -> Result<Compacted> {
     // The scope's row first: two compactions of one scope take turns.
     let sql = "-- retention::lock_scope
@@ -65,6 +66,7 @@ pub async fn compact(db: &impl GenericClient, scope_no: i32, now: SystemTime, ba
             union all
             select r.boundary_lsn, case r.boundary_lsn when 0 then 0 else 9223372036854775807 end, 0
             from tributary.rebuild_session r
+            join tributary.progress p on p.stream_generation = r.stream_generation
             where r.scope_no = $1 and r.expires_at > $2
             union all
             (
@@ -91,7 +93,7 @@ pub async fn compact(db: &impl GenericClient, scope_no: i32, now: SystemTime, ba
             where scope_no = $1 and not present and (commit_lsn, ordinal) <= ($2, $3)
             order by commit_lsn, ordinal
             limit $4
-            for update
+            for update skip locked
         ), removed as (
             delete from tributary.scope_entry e
             using doomed d

@@ -114,6 +114,45 @@ pub async fn ensure_publication(db: &Client, name: &str, tables: &[Table]) -> Re
     Ok(made)
 }
 
+/// What differs between the publication and what the stream needs of it: changes that it leaves out are lost without a
+/// sign. `None` when it is as [`ensure_publication`] makes it.
+pub async fn publication_difference(db: &Client, name: &str, tables: &[Table]) -> Result<Option<String>> {
+    let row = db
+        .query_opt(
+            "-- source::publication_options
+            select pubinsert and pubupdate and pubdelete and pubtruncate, pubviaroot
+            from pg_publication
+            where pubname = $1",
+            &[&name],
+        )
+        .await?;
+    let Some(row) = row else { return Ok(Some("it does not exist".into())) };
+    if !row.try_get::<_, bool>(0)? || !row.try_get::<_, bool>(1)? {
+        return Ok(Some("its options leave changes out".into()));
+    }
+    let schemas: Vec<&str> = tables.iter().map(|t| t.relation.schema()).collect();
+    let names: Vec<&str> = tables.iter().map(|t| t.relation.name()).collect();
+    // A row filter or a list of columns, of PostgreSQL 15 and later, leaves out as well.
+    let missing = db
+        .query_opt(
+            "-- source::publication_tables
+            select w.schema || '.' || w.name
+            from unnest($2::text[], $3::text[]) as w (schema, name)
+            where not exists (
+                select from pg_publication_rel r
+                join pg_publication p on p.oid = r.prpubid
+                join pg_class c on c.oid = r.prrelid
+                join pg_namespace n on n.oid = c.relnamespace
+                where p.pubname = $1 and n.nspname = w.schema and c.relname = w.name
+                    and to_jsonb(r) ->> 'prqual' is null and to_jsonb(r) ->> 'prattrs' is null
+            )
+            limit 1",
+            &[&name, &schemas, &names],
+        )
+        .await?;
+    Ok(missing.map(|row| row.try_get::<_, String>(0)).transpose()?.map(|table| format!("it leaves out {table}")))
+}
+
 /// Drops a publication that this process has just made.
 pub async fn drop_publication(db: &Client, name: &str) -> Result<()> {
     db.batch_execute(&format!("drop publication if exists {}", quote_identifier(name))).await?;
@@ -131,8 +170,21 @@ pub struct Slot {
     pub active_pid: Option<i32>,
     /// Exclusive: what was acknowledged as durable.
     pub confirmed_flush: Lsn,
+    /// Where the WAL begins that the source keeps for the slot.
+    pub restart: Lsn,
     /// `reserved`, `extended`, `unreserved` or `lost`.
     pub wal_status: Option<String>,
+    /// Octets of WAL that may still be written before the slot is in danger; `None` without a limit.
+    pub safe_wal_octets: Option<i64>,
+    /// Why the source invalidated it, where the server says so.
+    pub invalidation_reason: Option<String>,
+}
+
+impl Slot {
+    /// Whether the source has removed WAL that the slot needs, so that it can never be read again.
+    pub fn is_lost(&self) -> bool {
+        self.wal_status.as_deref() == Some("lost") || self.invalidation_reason.is_some()
+    }
 }
 
 /// Reads our slot; `None` when it does not exist.
@@ -140,20 +192,27 @@ pub async fn slot(db: &Client, name: &str) -> Result<Option<Slot>> {
     let row = db
         .query_opt(
             "-- source::slot
-            select coalesce(plugin, ''), coalesce(database, ''), active_pid, confirmed_flush_lsn, wal_status
-            from pg_replication_slots
+            select coalesce(plugin, ''), coalesce(database, ''), active_pid, confirmed_flush_lsn, wal_status, restart_lsn,
+                safe_wal_size, to_jsonb(s) ->> 'invalidation_reason'
+            from pg_replication_slots s
             where slot_name = $1",
             &[&name],
         )
         .await?;
     let Some(row) = row else { return Ok(None) };
-    let flush: Option<PgLsn> = row.try_get(3)?;
+    let lsn = |index: usize| -> Result<Lsn> {
+        let lsn: Option<PgLsn> = row.try_get(index)?;
+        Ok(Lsn::new(lsn.map_or(0, u64::from)).unwrap_or_default())
+    };
     Ok(Some(Slot {
         plugin: row.try_get(0)?,
         database: row.try_get(1)?,
         active_pid: row.try_get(2)?,
-        confirmed_flush: Lsn::new(flush.map_or(0, u64::from)).unwrap_or_default(),
+        confirmed_flush: lsn(3)?,
         wal_status: row.try_get(4)?,
+        restart: lsn(5)?,
+        safe_wal_octets: row.try_get(6)?,
+        invalidation_reason: row.try_get(7)?,
     }))
 }
 

@@ -1,5 +1,7 @@
 //! Row content: whatever the rows hold and however they change, the client's copy is what `SELECT` gives.
 
+mod extremes;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

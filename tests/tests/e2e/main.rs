@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod content;
+mod faults;
 mod lifetime;
 mod membership;
 mod openapi;
@@ -15,3 +16,4 @@ mod restart;
 mod retention;
 mod rules_sql;
 mod sample;
+mod simulation;

@@ -13,7 +13,7 @@ mod availability;
 mod checksums;
 mod cursors;
 mod integrity;
-mod model;
+pub mod model;
 mod order_of_checks;
 mod plan;
 mod requests;

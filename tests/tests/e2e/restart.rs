@@ -13,7 +13,7 @@ use crate::sample::settle;
 
 /// Keeps writing for all users until it is told to stop; the number of its commits. Errors are those of a database
 /// that is being restarted.
-fn writer(url: String, stop: Arc<AtomicBool>) -> thread::JoinHandle<u64> {
+pub fn writer(url: String, stop: Arc<AtomicBool>) -> thread::JoinHandle<u64> {
     thread::spawn(move || {
         let (mut session, mut commits) = (None, 0_u64);
         while !stop.load(Ordering::Relaxed) {
@@ -31,6 +31,8 @@ fn writer(url: String, stop: Arc<AtomicBool>) -> thread::JoinHandle<u64> {
             if outcome.is_ok() {
                 (session, commits) = (Some(database), commits + 1);
             }
+            // Writes all the time, and not more than a small machine can follow.
+            thread::sleep(Duration::from_millis(15));
         }
         commits
     })
