@@ -101,7 +101,7 @@ impl Materializer {
 
     /// Gives up every pooled session: on one that a network has forgotten nothing ever comes.
     fn forget_sessions(&self) {
-        self.state.retain(|_, _| false);
+        self.state.close_idle();
     }
 
     async fn release(&self, epoch: i64) {
@@ -444,7 +444,7 @@ impl Heartbeat {
                 Err(error) => {
                     tracing::warn!(%error, "the heartbeat failed");
                     // The next one asks through another session.
-                    self.state.retain(|_, _| false);
+                    self.state.close_idle();
                 }
             }
             let measured = tokio::time::timeout(limit, self.measure(&mut source_db)).await;

@@ -191,6 +191,11 @@ impl Pool {
         self.name
     }
 
+    /// Closes the sessions that nobody uses: whoever comes gets a new one.
+    pub fn close_idle(&self) {
+        self.inner.retain(|_, _| false);
+    }
+
     /// How much of it is used.
     pub fn status(&self) -> deadpool_postgres::Status {
         self.inner.status()
