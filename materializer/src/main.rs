@@ -7,6 +7,7 @@ mod failpoint;
 mod lead;
 mod materialize;
 mod membership;
+mod meters;
 mod pgoutput;
 mod preflight;
 mod replication;
@@ -109,6 +110,7 @@ async fn run(settings: RunSettings) -> anyhow::Result<()> {
     tracing::info!(applied, source = %settings.databases.source_url, state = %settings.databases.state(), "schemas are up to date");
     drop((source_db, state_db));
 
+    meters::register(&registry);
     let grace = Duration::from_secs(settings.grace_seconds);
     let materializer = Materializer {
         settings,
