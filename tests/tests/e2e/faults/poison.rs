@@ -80,7 +80,10 @@ fn a_poisoned_transaction_stops_the_stream_until_it_is_mended() -> anyhow::Resul
     settle(&mut client, &source, "u_1", 100)?;
     eventually(PATIENCE, || {
         ensure!(sandbox.status()?.findings().is_empty(), "{}", sandbox.status()?.json);
-        ensure!(metric(&sandbox.materializers[0], "tributary_quarantine{reason=\"poison\"}") == Some(0.0), "the metric stays");
+        ensure!(
+            metric(&sandbox.materializers[0], "tributary_quarantine{reason=\"poison\"}") == Some(0.0),
+            "the metric stays"
+        );
         Ok(())
     })?;
 
