@@ -9,6 +9,7 @@ mod materialize;
 mod membership;
 mod pgoutput;
 mod preflight;
+mod pulse;
 mod replication;
 mod reset;
 mod settings;
