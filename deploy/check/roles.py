@@ -20,7 +20,8 @@ STORE = ROOT / "shared/src/store"
 # Modules of the store whose statements a puller sends, without those that only the materializer's housekeeping sends.
 PULLER_MODULES = {"client", "digest", "pull", "scope", "snapshot"}
 # Those that only the materializer sends, which owns the state.
-MATERIALIZER_MODULES = {"catalog", "leader", "membership", "migrate", "progress", "projection", "quarantine", "retention", "write"}
+MATERIALIZER_MODULES = {"catalog", "leader", "membership", "migrate", "progress", "projection", "quarantine", "reset", "retention",
+    "server", "status", "write"}
 # Those that both send, or that are sent to the source: named one by one.
 MIXED_MODULES = {"assignment", "configuration", "source"}
 PULLER_MORE = {"progress::load", "leader::silence", "configuration::load", "configuration::manifest", "migrate::is_migrated"}

@@ -7,7 +7,7 @@
 //! same functions and written inside one state transaction instead.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::SystemTime;
 
 use anyhow::{Context, bail};
@@ -29,6 +29,7 @@ use uuid::Uuid;
 use crate::assemble::{Batch, Limits, PendingRow, RowState};
 use crate::materialize::Writer;
 use crate::membership::SetMembership;
+use crate::meters::Copying;
 use crate::pgoutput::Datum;
 use crate::replication;
 use crate::settings::RunSettings;
@@ -144,7 +145,6 @@ async fn copy(
 ) -> anyhow::Result<Copied> {
     let registry = &baseline.registry;
     let next_row_id = Arc::new(AtomicI64::new(1));
-    let rows = Arc::new(AtomicU64::new(0));
     let queue = Arc::new(Mutex::new((0..registry.tables.len()).collect::<Vec<_>>()));
 
     // Every worker imports the snapshot before the first row is copied: the exporting session has nothing to wait for.
@@ -157,15 +157,16 @@ async fn copy(
         sessions.push(session);
     }
     copy_epochs(&session::acquire(baseline.state).await?, &sessions[0]).await?;
+    let copying = Copying::begin(source::estimated_rows(&sessions[0], &registry.tables).await?);
 
     let mut workers = Vec::with_capacity(count);
     for session in sessions {
         let writer = writer(baseline, manifest, consistent_point, next_row_id.clone())?;
         let destination = Destination::Committed(Box::new(session::acquire(baseline.state).await?));
-        workers.push(copy_tables(baseline, session, writer, destination, queue.clone(), rows.clone()));
+        workers.push(copy_tables(baseline, session, writer, destination, queue.clone(), &copying));
     }
     futures_util::future::try_join_all(workers).await?;
-    Ok(Copied { rows: rows.load(Ordering::Relaxed), next_row_id: next_row_id.load(Ordering::Relaxed), snapshot_time })
+    Ok(Copied { rows: copying.rows(), next_row_id: next_row_id.load(Ordering::Relaxed), snapshot_time })
 }
 
 /// Copies every relation into one state transaction, through one session that imports the snapshot.
@@ -182,9 +183,9 @@ pub async fn copy_within(
     let next_row_id = Arc::new(AtomicI64::new(next_row_id));
     let writer = writer(baseline, manifest, slot.consistent_point, next_row_id.clone())?;
     let queue = Arc::new(Mutex::new((0..baseline.registry.tables.len()).collect::<Vec<_>>()));
-    let rows = Arc::new(AtomicU64::new(0));
-    copy_tables(baseline, session, writer, Destination::Within(db), queue, rows.clone()).await?;
-    Ok(Copied { rows: rows.load(Ordering::Relaxed), next_row_id: next_row_id.load(Ordering::Relaxed), snapshot_time })
+    let copying = Copying::begin(source::estimated_rows(&session, &baseline.registry.tables).await?);
+    copy_tables(baseline, session, writer, Destination::Within(db), queue, &copying).await?;
+    Ok(Copied { rows: copying.rows(), next_row_id: next_row_id.load(Ordering::Relaxed), snapshot_time })
 }
 
 fn writer(
@@ -246,7 +247,7 @@ async fn copy_tables(
     mut writer: Writer,
     mut destination: Destination<'_>,
     queue: Arc<Mutex<Vec<usize>>>,
-    rows: Arc<AtomicU64>,
+    copying: &Copying,
 ) -> anyhow::Result<()> {
     let encoders = encoding::encoders(&baseline.registry)?;
     loop {
@@ -285,13 +286,10 @@ async fn copy_tables(
                 states: vec![RowState::new(Position::GENERATION_START, Some(values))],
             });
             if pending.rows.len() >= baseline.limits.rows || pending.octets >= baseline.limits.octets {
-                rows.fetch_add(
-                    flush(&mut destination, &mut writer, baseline, index, &mut pending).await?,
-                    Ordering::Relaxed,
-                );
+                copying.add(flush(&mut destination, &mut writer, baseline, index, &mut pending).await?);
             }
         }
-        rows.fetch_add(flush(&mut destination, &mut writer, baseline, index, &mut pending).await?, Ordering::Relaxed);
+        copying.add(flush(&mut destination, &mut writer, baseline, index, &mut pending).await?);
         tracing::info!(relation = %table.relation, "relation copied");
     }
 }
@@ -316,6 +314,5 @@ async fn flush(
     }
     let batch = Batch::of_rows(baseline.registry.tables.len(), index, rows);
     destination.write(writer, &batch, baseline.epoch).await?;
-    metrics::counter!("tributary_baseline_rows_total").increment(count);
     Ok(count)
 }

@@ -1,7 +1,7 @@
 //! Leadership: stand by, take the lease, keep it by heartbeats, and work through whatever happens while leading.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tokio::sync::{Mutex, watch};
@@ -22,6 +22,7 @@ use crate::assemble::Limits;
 use crate::baseline::{self, Baseline};
 use crate::diagnosis::{self, Fault, Names};
 use crate::materialize::MaterializeError;
+use crate::meters::{self, Lag};
 use crate::pulse::Pulse;
 use crate::settings::RunSettings;
 use crate::stream::{self, Stream, StreamError};
@@ -42,6 +43,8 @@ const COLLECT_BATCH: i64 = 100;
 const EXPIRE_BATCH: i64 = 500;
 /// Scopes compacted in one step of the housekeeping.
 const COMPACT_SCOPES: usize = 50;
+/// Time between two counts of sessions and snapshots.
+const COUNT_INTERVAL: Duration = Duration::from_secs(60);
 /// Delete markers removed from a scope, and departed rows looked at, in one step of the housekeeping.
 const COMPACT_BATCH: i64 = 1000;
 
@@ -69,11 +72,12 @@ impl Materializer {
     pub async fn run(&self) {
         let mut backoff = Backoff::new(RETRY_CAP);
         while !self.stop.is_cancelled() {
-            metrics::gauge!("tributary_leader").set(0.0);
+            meters::stand_by();
             match self.try_acquire().await {
                 Ok(Some(epoch)) => {
                     backoff.reset();
                     tracing::info!(epoch, "leading");
+                    metrics::gauge!("tributary_leader").set(1.0);
                     self.lead(epoch).await;
                     self.release(epoch).await;
                     // Taking the lease again ends what is left of this leadership.
@@ -106,7 +110,7 @@ impl Materializer {
 
     /// Gives up every pooled session: on one that a network has forgotten nothing ever comes.
     fn forget_sessions(&self) {
-        self.state.retain(|_, _| false);
+        self.state.close_idle();
     }
 
     async fn release(&self, epoch: i64) {
@@ -170,7 +174,7 @@ impl Materializer {
                 Err(error) => error,
             };
             let fault = error.downcast_ref::<Fault>();
-            metrics::gauge!("tributary_slot_lost").set(f64::from(u8::from(fault.is_some())));
+            metrics::gauge!("tributary_stream_fault").set(f64::from(u8::from(fault.is_some())));
             self.health.unready(
                 fault.map_or_else(|| format!("{error:#}"), |fault| format!("{fault}; what to do: {}", fault.advice())),
             );
@@ -270,7 +274,7 @@ impl Materializer {
             return Ok(Turn::Over);
         }
         if let Some(case) = quarantine::current(&db).await? {
-            self.await_retry(case.quarantine_no, &case.detail, leading, &watches.reset).await;
+            self.await_retry(case.quarantine_no, &case.reason, &case.detail, leading, &watches.reset).await;
             return Ok(if leading.is_cancelled() { Turn::Over } else { Turn::Again });
         }
         self.within(async {
@@ -280,7 +284,7 @@ impl Materializer {
         })
         .await?;
         drop(db);
-        metrics::gauge!("tributary_slot_lost").set(0.0);
+        metrics::gauge!("tributary_stream_fault").set(0.0);
         self.health.ready("leader");
         let turn = leading.child_token();
         let stream = Stream {
@@ -366,8 +370,7 @@ impl Materializer {
         match opened {
             Ok(number) => {
                 tracing::error!(%commit_lsn, reason, relation, detail, quarantine = number, "the stream is stopped");
-                metrics::gauge!("tributary_quarantine").set(1.0);
-                self.await_retry(number, detail, leading, reset).await;
+                self.await_retry(number, reason, detail, leading, reset).await;
             }
             Err(error) => {
                 tracing::error!(%error, %commit_lsn, reason, "the stream is stopped, and quarantine cannot be written");
@@ -380,11 +383,12 @@ impl Materializer {
     async fn await_retry(
         &self,
         number: i64,
+        reason: &str,
         detail: &str,
         leading: &CancellationToken,
         reset: &watch::Receiver<Option<i64>>,
     ) {
-        metrics::gauge!("tributary_quarantine").set(1.0);
+        meters::quarantine(Some(reason));
         self.health.unready(format!("stopped at a quarantined transaction (case {number}): {detail}"));
         loop {
             tokio::select! {
@@ -395,7 +399,7 @@ impl Materializer {
             let open = async { quarantine::is_open(&session::acquire(&self.state).await?, number).await }.await;
             if matches!(open, Ok(false)) {
                 tracing::info!(quarantine = number, "trying the quarantined transaction again");
-                metrics::gauge!("tributary_quarantine").set(0.0);
+                meters::quarantine(None);
                 return;
             }
         }
@@ -451,6 +455,7 @@ impl Heartbeat {
     async fn run(self) {
         let mut renewed = tokio::time::Instant::now();
         let mut source_db = None;
+        let mut lag = Lag::default();
         let mut sweep = Sweep::default();
         let mut beat = tokio::time::interval(self.settings.heartbeat());
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -478,7 +483,7 @@ impl Heartbeat {
                 Err(error) => {
                     tracing::warn!(%error, "the heartbeat failed");
                     // The next one asks through another session.
-                    self.state.retain(|_, _| false);
+                    self.state.close_idle();
                 }
             }
             let forsaken = tokio::time::timeout(limit, self.writer_is_forsaken()).await;
@@ -488,7 +493,7 @@ impl Heartbeat {
                 self.leading.cancel();
                 return;
             }
-            let measured = tokio::time::timeout(limit, self.measure(&mut source_db)).await;
+            let measured = tokio::time::timeout(limit, self.measure(&mut source_db, &mut lag)).await;
             if let Err(error) = measured.map_err(unanswered).and_then(|done| done) {
                 tracing::debug!(%error, "the source's WAL position is not known");
                 source_db = None;
@@ -528,7 +533,7 @@ impl Heartbeat {
         }
     }
 
-    async fn measure(&self, source_db: &mut Option<Client>) -> Result<(), StoreError> {
+    async fn measure(&self, source_db: &mut Option<Client>, lag: &mut Lag) -> Result<(), StoreError> {
         if source_db.is_none() {
             *source_db = Some(self.settings.databases.source_url.connect("tributary-materializer").await?);
         }
@@ -536,8 +541,10 @@ impl Heartbeat {
         let wal = source::current_wal(db).await?;
         self.source_wal.send_replace(wal);
         metrics::gauge!("tributary_source_wal_lsn").set(wal.octets() as f64);
-        if let Some(slot) = source::slot(db, self.settings.slot.as_str()).await? {
-            metrics::gauge!("tributary_replication_lag_bytes").set(wal.since(slot.confirmed_flush) as f64);
+        let slot = source::slot(db, self.settings.slot.as_str()).await?;
+        // Without progress there is no slot to be lost.
+        if let Some(progress) = progress::load(&session::acquire(&self.state).await?).await? {
+            meters::slot(slot.as_ref(), wal, progress.resume_lsn, lag);
         }
         Ok(())
     }
@@ -548,6 +555,13 @@ impl Heartbeat {
         let Ok(_mine) = self.housekeeping.try_lock() else { return Ok(()) };
         let now = self.settings.now();
         let mut db = session::acquire(&self.state).await?;
+        if sweep.counted.is_none_or(|counted| counted.elapsed() >= COUNT_INTERVAL) {
+            sweep.counted = Some(Instant::now());
+            let stored = snapshot::count(&db, now).await?;
+            metrics::gauge!("tributary_rebuild_sessions").set(stored.sessions as f64);
+            metrics::gauge!("tributary_snapshots").set(stored.snapshots as f64);
+            metrics::gauge!("tributary_snapshot_bytes").set(stored.octets as f64);
+        }
         let grace = Duration::from_secs(self.settings.snapshot_grace_seconds);
         let (sessions, snapshots) = snapshot::collect(&db, now, now - grace, COLLECT_BATCH).await?;
         let stale = Duration::from_secs(self.settings.stale_seconds);
@@ -581,4 +595,6 @@ impl Heartbeat {
 struct Sweep {
     scope_no: i32,
     row_id: i64,
+    /// When sessions and snapshots were counted last.
+    counted: Option<Instant>,
 }

@@ -7,6 +7,7 @@ mod failpoint;
 mod lead;
 mod materialize;
 mod membership;
+mod meters;
 mod pgoutput;
 mod preflight;
 mod pulse;
@@ -24,7 +25,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use tributary_shared::service::health::Health;
 use tributary_shared::service::logs::{self, LogFormat};
-use tributary_shared::service::{admin, shutdown};
+use tributary_shared::service::{admin, probe, shutdown};
 use tributary_shared::store::{self, configuration, leader, migrate, progress, quarantine, session};
 use uuid::Uuid;
 
@@ -39,6 +40,9 @@ const STATE_SESSIONS: usize = 6;
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
+    if let Command::Health(settings) = &command {
+        return probe::report(settings.admin_listen, settings.live);
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -54,6 +58,8 @@ fn main() -> ExitCode {
             Command::Retry(databases) => retry(databases).await?,
             Command::Status(settings) => return status::print(settings).await,
             Command::Reset(settings) => reset(settings).await?,
+            // Answered above, without a runtime.
+            Command::Health(_) => {}
         }
         anyhow::Ok(ExitCode::SUCCESS)
     });
@@ -72,8 +78,8 @@ async fn run(settings: RunSettings) -> anyhow::Result<()> {
         failpoint::arm(point);
     }
     let stop = shutdown::token().context("cannot watch signals")?;
-    let health = Health::default();
     let metrics = admin::install_metrics().context("metrics")?;
+    let health = Health::new("materializer");
     let listener = admin::listen(settings.admin_listen, "--admin-listen").await?;
     let admin_stop = tokio_util::sync::CancellationToken::new();
     let admin = tokio::spawn(admin::serve(listener, health.clone(), metrics, admin_stop.clone()));
@@ -105,6 +111,7 @@ async fn run(settings: RunSettings) -> anyhow::Result<()> {
     tracing::info!(applied, source = %settings.databases.source_url, state = %settings.databases.state(), "schemas are up to date");
     drop((source_db, state_db));
 
+    meters::register(&registry);
     let grace = Duration::from_secs(settings.grace_seconds);
     let materializer = Materializer {
         settings,

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Instant;
 
 use deadpool_postgres::Transaction;
 use tributary_shared::canonical::{FieldSource, RowEncoder, WireFields, wire_fields};
@@ -21,6 +22,7 @@ use tributary_shared::store::write::{self, EntryWrite, Existing, RowCopy, RowWri
 
 use crate::assemble::{Batch, PendingRow, RowState, TableBatch};
 use crate::membership::{self, SetMembership, Written};
+use crate::meters::Phases;
 use crate::pgoutput::Datum;
 
 /// Interned scopes remembered by a writer; past it the memory starts over.
@@ -64,6 +66,8 @@ pub struct Writer {
     baseline_version: Option<Position>,
     /// Membership of the tables that rules with joins read.
     membership: SetMembership,
+    /// Time since the last state transaction.
+    pub phases: Phases,
 }
 
 /// What a column of a row is, once unchanged values are found.
@@ -161,6 +165,7 @@ impl Writer {
             pool,
             baseline_version,
             membership,
+            phases: Phases::default(),
         }
     }
 
@@ -183,8 +188,12 @@ impl Writer {
         let mut scopes = BatchScopes::default();
         let mut work = Vec::new();
         for (index, pending) in batch.tables.iter().enumerate().filter(|(_, t)| !t.rows.is_empty()) {
+            let reading = Instant::now();
             let former = self.look_up(db, index, pending).await?;
+            self.phases.read += reading.elapsed();
+            let evaluating = Instant::now();
             let membership = self.evaluate(db, index, pending, &former, &mut scopes).await?;
+            self.phases.rules += evaluating.elapsed();
             work.push((index, pending, former, membership));
         }
         let numbers = self.intern(&scopes.ids).await?;
@@ -198,7 +207,9 @@ impl Writer {
         }
         let mut written = Vec::new();
         for (index, pending, former, membership) in work {
+            let writing = Instant::now();
             let rows = self.write_table(db, index, pending, &former, &membership, &numbers).await?;
+            self.phases.write += writing.elapsed();
             if concerned[index] {
                 written.push((index, rows));
             }
@@ -215,7 +226,10 @@ impl Writer {
     /// Completes a state transaction, after its last batch: membership that rules with joins give is evaluated once, on
     /// its end state.
     pub async fn finish(&mut self, db: &Transaction<'_>) -> Result<(), MaterializeError> {
-        self.membership.finish(db).await
+        let evaluating = Instant::now();
+        let finished = self.membership.finish(db).await;
+        self.phases.rules += evaluating.elapsed();
+        finished
     }
 
     /// What the projection and the departed rows hold under the batch's keys.

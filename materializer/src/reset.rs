@@ -72,7 +72,7 @@ pub async fn perform(baseline: &Baseline<'_>, reset_no: i64, former: &Progress) 
     transaction.commit().await.map_err(StoreError::from)?;
     failpoint::reach(failpoint::AFTER_ACTIVATION);
     metrics::counter!("tributary_resets_total").increment(1);
-    metrics::gauge!("tributary_quarantine").set(0.0);
+    crate::meters::quarantine(None);
     tracing::info!(rows = copied.rows, %stream_generation, reset = reset_no, "a new stream generation is active");
     while reset::forget_sessions(&db, SESSIONS).await? == SESSIONS as u64 {}
     Ok(())

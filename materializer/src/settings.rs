@@ -28,6 +28,8 @@ pub enum Command {
     Migrate(Databases),
     /// Tell a stopped stream that the cause is fixed: the quarantined transaction is tried again.
     Retry(Databases),
+    /// Ask this machine's materializer whether it is ready, by its admin port; exit code 0: it is.
+    Health(HealthSettings),
     /// Say how the stream is, what happened to it, and what to do. Exit code 0: nothing to do; 3: something is wrong.
     Status(StatusSettings),
     /// Start a new stream generation from a new baseline: the leader makes the slot anew, and every client rebuilds
@@ -192,4 +194,15 @@ impl SlotName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// `materializer health`
+#[derive(Debug, Clone, Args)]
+pub struct HealthSettings {
+    /// The admin port, as the server has it.
+    #[arg(long, env = "TRIBUTARY_ADMIN_LISTEN", default_value = "127.0.0.1:9464")]
+    pub admin_listen: SocketAddr,
+    /// Ask whether it is alive instead.
+    #[arg(long)]
+    pub live: bool,
 }

@@ -117,7 +117,6 @@ pub async fn follow(stream: Stream<'_>) -> Result<(), StreamError> {
     };
     tokio::time::timeout(replication::CONNECT_LIMIT, started).await.map_err(|_| StreamError::Unanswered)??;
     tracing::info!(resume_lsn = %stream.progress.resume_lsn, "streaming");
-    metrics::gauge!("tributary_leader").set(1.0);
 
     let encoders = encoding::encoders(&stream.registry)
         .map_err(|e| StoreError::integrity(format!("the configuration in force cannot be used: {e}")))?;
@@ -385,12 +384,16 @@ async fn write_batches(
         }
         let advance =
             Advance { boundary_lsn: commit_lsn, resume_lsn: end_lsn, commit_time, next_row_id: writer.next_row_id() };
+        let advancing = Instant::now();
         progress::advance(&transaction, epoch, advance).await?;
+        writer.phases.write += advancing.elapsed();
         failpoint::reach(failpoint::BEFORE_COMMIT);
+        let committing = Instant::now();
         transaction.commit().await.map_err(StoreError::from)?;
         failpoint::reach(failpoint::BEFORE_ACKNOWLEDGEMENT);
         durable.send_replace(end_lsn);
 
+        std::mem::take(&mut writer.phases).record(committing.elapsed());
         metrics::counter!("tributary_transactions_total").increment(transactions);
         metrics::histogram!("tributary_batch_duration_seconds").record(started.elapsed().as_secs_f64());
         metrics::histogram!("tributary_batch_changes").record(changes as f64);

@@ -9,13 +9,14 @@ use clap::Parser;
 use puller::app::App;
 use puller::auth::{Authenticator, JwtVerifier};
 use puller::digests::Digests;
+use puller::meters;
 use puller::router::{self, Limits};
-use puller::settings::ServeSettings;
+use puller::settings::{Cli, Command, ServeSettings};
 use puller::staging::Staging;
 use puller::watch;
 use tokio_util::sync::CancellationToken;
 use tributary_shared::service::health::Health;
-use tributary_shared::service::{admin, logs, shutdown};
+use tributary_shared::service::{admin, logs, probe, shutdown};
 use tributary_shared::store::session;
 
 #[global_allocator]
@@ -28,7 +29,11 @@ const CACHE_SESSIONS: usize = 3;
 const FAREWELL: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    let settings = ServeSettings::parse();
+    let cli = Cli::parse();
+    if let Some(Command::Health(settings)) = cli.command {
+        return probe::report(settings.admin_listen, settings.live);
+    }
+    let settings = cli.serve.expect("required without a subcommand");
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -49,8 +54,9 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
     logs::install(settings.log_format);
     let authenticator = authenticator(&settings)?;
     let stop = shutdown::token().context("cannot watch signals")?;
-    let health = Health::default();
     let metrics = admin::install_metrics().context("metrics")?;
+    meters::register();
+    let health = Health::new("puller");
     let admin_listener = admin::listen(settings.admin_listen, "--admin-listen").await?;
     let listener = admin::listen(settings.listen, "--listen").await?;
     let admin_stop = CancellationToken::new();
@@ -67,7 +73,7 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
         source.connect("tributary-puller").await.with_context(|| {
             format!("cannot connect to the source database at {source}: is PostgreSQL running there, and are role and password right?")
         })?;
-        Some(session::pool(&source, "tributary-puller", size, wait)?)
+        Some(session::pool(&source, "tributary-puller", size, wait)?.named("source"))
     } else {
         None
     };
@@ -80,7 +86,8 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
             "tributary-puller",
             CACHE_SESSIONS,
             wait,
-        )?,
+        )?
+        .named("cache"),
         keys: settings.token_keys.clone(),
         authenticator,
         health: health.clone(),

@@ -358,6 +358,7 @@ impl<'a> Context<'a> {
         if records.len() as i64 != (end - start).max(0) {
             return Err(Failure::integrity("a snapshot does not hold the rows that it counts"));
         }
+        metrics::histogram!("tributary_rebuild_page_rows").record(records.len() as f64);
         let lineage = Lineage {
             stream_generation: session.stream_generation,
             client_generation: session.client_generation as u64,

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use crate::app::App;
 use crate::auth::Identity;
 use crate::error::ApiError;
+use crate::meters::{self, InFlight};
 use crate::permit::Permit;
 use crate::{connect, pull, rebuild};
 
@@ -90,6 +91,7 @@ impl Server {
         metrics::counter!("tributary_requests_total", "endpoint" => endpoint, "code" => code).increment(1);
         match outcome {
             Ok(body) => {
+                meters::answered(endpoint, body.len());
                 let json = HeaderValue::from_static("application/json");
                 (StatusCode::OK, [(CONTENT_TYPE, json)], Body::from(body)).into_response()
             }
@@ -103,6 +105,7 @@ impl Server {
         work: impl AsyncFnOnce(&Arc<App>, &Identity, &[u8], Permit) -> Result<Vec<u8>, ApiError>,
     ) -> Result<Vec<u8>, ApiError> {
         let permit = Permit::take(&self.in_flight)?;
+        let _in_flight = InFlight::begin();
         let (identity, body) = tokio::select! {
             biased;
             read = self.read(request) => read?,

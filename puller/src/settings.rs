@@ -3,14 +3,43 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Args, Parser, Subcommand};
 use tributary_shared::service::logs::LogFormat;
 use tributary_shared::store::session::Address;
 use tributary_shared::token::KeyRing;
 
 /// Serves durable sync state to clients over HTTP (connect, pull, rebuild) until SIGTERM.
 #[derive(Debug, Parser, Clone)]
-#[command(name = "puller", version)]
+#[command(name = "puller", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Cli {
+    /// What to do instead of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// How to serve.
+    #[command(flatten)]
+    pub serve: Option<ServeSettings>,
+}
+
+/// Other things that a puller does.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Ask this machine's puller whether it is ready, by its admin port; exit code 0: it is.
+    Health(HealthSettings),
+}
+
+/// `puller health`
+#[derive(Debug, Clone, Args)]
+pub struct HealthSettings {
+    /// The admin port, as the server has it.
+    #[arg(long, env = "TRIBUTARY_ADMIN_LISTEN", default_value = "127.0.0.1:9465")]
+    pub admin_listen: SocketAddr,
+    /// Ask whether it is alive instead.
+    #[arg(long)]
+    pub live: bool,
+}
+
+/// How a puller serves.
+#[derive(Debug, Clone, Args)]
 pub struct ServeSettings {
     /// The database that is synchronized; read for accepted-write epochs only.
     #[arg(long, env = "TRIBUTARY_SOURCE_URL", hide_env_values = true)]

@@ -38,6 +38,7 @@ pub struct Staging {
     most_waiters: usize,
     /// Stagings that may run at once.
     pub running: Arc<Semaphore>,
+    most_running: usize,
     /// Rebuilds that may read at once what they have waited for: a thousand of them wake up together.
     pub readers: Semaphore,
     /// Cancelled when this process is about to end, so that who waits is told to come back.
@@ -97,6 +98,7 @@ impl Staging {
             waiters: Arc::new(Semaphore::new(waiters)),
             most_waiters: waiters,
             running: Arc::new(Semaphore::new(quarter)),
+            most_running: quarter,
             readers: Semaphore::new(quarter),
             leaving: CancellationToken::new(),
             turns: Mutex::default(),
@@ -106,6 +108,16 @@ impl Staging {
     /// Rebuilds that wait now.
     pub fn waiting(&self) -> usize {
         self.most_waiters.saturating_sub(self.waiters.available_permits())
+    }
+
+    /// How many rebuilds may wait.
+    pub fn most_waiters(&self) -> usize {
+        self.most_waiters
+    }
+
+    /// How many stagings run.
+    pub fn staging(&self) -> usize {
+        self.most_running.saturating_sub(self.running.available_permits())
     }
 
     /// The turns of a scope.

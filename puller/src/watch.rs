@@ -8,17 +8,20 @@ use tributary_shared::store::error::StoreError;
 use tributary_shared::store::{leader, progress, session};
 
 use crate::app::App;
+use crate::meters;
 
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Looks that must fail before a ready puller is unready: one lost connection is retried by every request anyway.
 const PATIENCE: u32 = 3;
+/// A lease that was given up has no time of its last sign of life: no more than this is told.
+const LONGEST_SILENCE: Duration = Duration::from_secs(86_400);
 
 /// Keeps the puller's readiness true until `stop`.
 pub async fn watch(app: Arc<App>, max_silence: Option<Duration>, stop: CancellationToken) {
     let mut failures = 0;
     loop {
-        metrics::gauge!("tributary_staging_waiters").set(app.staging.waiting() as f64);
+        meters::measure(&app);
         match look(&app, max_silence).await {
             Ok(None) => {
                 failures = 0;
@@ -48,9 +51,9 @@ async fn look(app: &App, max_silence: Option<Duration>) -> Result<Option<String>
     if progress::load(&db).await?.is_none() {
         return Ok(Some("no baseline is active yet".into()));
     }
-    if let (Some(limit), Some(silence)) = (max_silence, leader::silence(&db).await?)
-        && silence > limit
-    {
+    let Some(silence) = leader::silence(&db).await? else { return Ok(None) };
+    metrics::gauge!("tributary_leader_silence_seconds").set(silence.min(LONGEST_SILENCE).as_secs_f64());
+    if max_silence.is_some_and(|limit| silence > limit) {
         return Ok(Some(format!("no materializer has led for {} s", silence.as_secs())));
     }
     Ok(None)

@@ -52,6 +52,17 @@ pub enum Stale {
 }
 
 impl Stale {
+    /// Every cause.
+    pub const ALL: [Self; 7] = [
+        Self::Stream,
+        Self::Client,
+        Self::Membership,
+        Self::Retention,
+        Self::BelowFloor,
+        Self::AheadOfBoundary,
+        Self::Schema,
+    ];
+
     /// The cause's name in metrics.
     pub const fn name(self) -> &'static str {
         match self {

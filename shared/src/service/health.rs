@@ -14,6 +14,7 @@ pub enum Readiness {
 /// The process's readiness, shared by the one who knows it and the admin port.
 #[derive(Debug, Clone)]
 pub struct Health {
+    process: &'static str,
     state: Arc<Mutex<Inner>>,
 }
 
@@ -23,14 +24,21 @@ struct Inner {
     broken: Option<String>,
 }
 
-impl Default for Health {
-    fn default() -> Self {
-        let readiness = Readiness::Unready("starting".into());
-        Self { state: Arc::new(Mutex::new(Inner { readiness, broken: None })) }
-    }
-}
-
 impl Health {
+    /// Not ready: the process (`materializer` or `puller`) is starting.
+    pub fn new(process: &'static str) -> Self {
+        let readiness = Readiness::Unready("starting".into());
+        let health = Self { process, state: Arc::new(Mutex::new(Inner { readiness, broken: None })) };
+        metrics::gauge!("tributary_integrity_failure").set(0.0);
+        health.measure();
+        health
+    }
+
+    fn measure(&self) {
+        let ready = f64::from(u8::from(self.is_ready()));
+        metrics::gauge!("tributary_ready", "process" => self.process).set(ready);
+    }
+
     /// Sets the readiness; logs a change.
     pub fn set(&self, readiness: Readiness) {
         let mut inner = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,6 +49,8 @@ impl Health {
             }
             inner.readiness = readiness;
         }
+        drop(inner);
+        self.measure();
     }
 
     /// Ready as `role`.
@@ -62,6 +72,9 @@ impl Health {
             tracing::error!(reason, "integrity failure: unready until the state is mended and the process restarted");
             inner.broken = Some(reason);
         }
+        drop(inner);
+        metrics::gauge!("tributary_integrity_failure").set(1.0);
+        self.measure();
     }
 
     /// Whether the process is ready now.

@@ -6,4 +6,5 @@ pub mod admin;
 pub mod backoff;
 pub mod health;
 pub mod logs;
+pub mod probe;
 pub mod shutdown;

@@ -29,6 +29,10 @@ pub const SETTINGS: &[(&str, &str)] = &[
     ("jit", "off"),
 ];
 
+/// Settings of sessions that answer requests. What a request reads is bounded by an index, in its order; a plan that
+/// reads all and sorts it, because statistics are not what the data is, must not be taken.
+pub const REQUEST_PLANS: &[(&str, &str)] = &[("enable_seqscan", "off"), ("enable_bitmapscan", "off")];
+
 /// [`SETTINGS`] as the startup parameter `options`, which replication sessions honour too.
 pub fn startup_options() -> String {
     let mut options = String::new();
@@ -109,13 +113,13 @@ impl Address {
         self
     }
 
-    /// The same address for the sessions of requests. What a request reads is bounded by an index, in its order; a plan
-    /// that reads all and sorts it, because statistics are not what the data is, must not be taken.
+    /// The same address for the sessions of requests, with a time limit for each statement and [`REQUEST_PLANS`].
     #[must_use]
     pub fn for_requests(self, limit: Duration) -> Self {
-        self.with_setting("statement_timeout", &limit.as_millis().to_string())
-            .with_setting("enable_seqscan", "off")
-            .with_setting("enable_bitmapscan", "off")
+        REQUEST_PLANS
+            .iter()
+            .fold(self, |address, (name, value)| address.with_setting(name, value))
+            .with_setting("statement_timeout", &limit.as_millis().to_string())
     }
 
     /// Whether both name one database of one server, as far as their texts tell.
@@ -167,7 +171,36 @@ impl Address {
 }
 
 /// A pool of sessions.
-pub type Pool = deadpool_postgres::Pool;
+#[derive(Clone)]
+pub struct Pool {
+    inner: deadpool_postgres::Pool,
+    /// Its name in metrics.
+    name: &'static str,
+}
+
+impl Pool {
+    /// The same pool under another name in metrics than `state`.
+    #[must_use]
+    pub fn named(self, name: &'static str) -> Self {
+        metrics::counter!("tributary_pool_timeouts_total", "pool" => name).absolute(0);
+        Self { name, ..self }
+    }
+
+    /// Its name in metrics.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Closes the sessions that nobody uses: whoever comes gets a new one.
+    pub fn close_idle(&self) {
+        self.inner.retain(|_, _| false);
+    }
+
+    /// How much of it is used.
+    pub fn status(&self) -> deadpool_postgres::Status {
+        self.inner.status()
+    }
+}
 
 /// Makes a pool of at most `size` sessions; `wait` bounds the wait for a free one. No connection is made yet.
 ///
@@ -179,20 +212,25 @@ pub fn pool(address: &Address, application: &str, size: usize, wait: Duration) -
         NoTls,
         deadpool_postgres::ManagerConfig { recycling_method: deadpool_postgres::RecyclingMethod::Fast },
     );
-    Pool::builder(manager)
+    deadpool_postgres::Pool::builder(manager)
         .max_size(size)
         .runtime(deadpool_postgres::Runtime::Tokio1)
         .wait_timeout(Some(wait))
         .create_timeout(Some(Duration::from_secs(5)))
         .recycle_timeout(Some(Duration::from_secs(5)))
         .build()
+        .map(|inner| Pool { inner, name: "state" }.named("state"))
         .map_err(|e| super::error::StoreError::Pool(e.to_string()))
 }
 
 /// Takes a session from the pool.
 pub async fn acquire(pool: &Pool) -> Result<deadpool_postgres::Object> {
-    pool.get().await.map_err(|error| match error {
+    pool.inner.get().await.map_err(|error| match error {
         deadpool_postgres::PoolError::Backend(error) => error.into(),
+        deadpool_postgres::PoolError::Timeout(deadpool_postgres::TimeoutType::Wait) => {
+            metrics::counter!("tributary_pool_timeouts_total", "pool" => pool.name).increment(1);
+            super::error::StoreError::Pool("all are in use".into())
+        }
         other => super::error::StoreError::Pool(other.to_string()),
     })
 }

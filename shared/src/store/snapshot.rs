@@ -354,6 +354,27 @@ pub async fn create_session(db: &impl GenericClient, session: &Session) -> Resul
     Ok(())
 }
 
+/// How much is kept for rebuilds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored {
+    /// Sessions that are not expired.
+    pub sessions: i64,
+    /// Snapshots.
+    pub snapshots: i64,
+    /// Octets of their records.
+    pub octets: i64,
+}
+
+/// Counts what is kept for rebuilds: one row a session and one a snapshot, not their records.
+pub async fn count(db: &impl GenericClient, now: SystemTime) -> Result<Stored> {
+    let sql = "-- snapshot::count
+        select (select count(*) from tributary.rebuild_session where expires_at > $1), count(*),
+            coalesce(sum(byte_count), 0)::bigint
+        from tributary.snapshot";
+    let row = statement::query_one(db, sql, &[&now]).await?;
+    Ok(Stored { sessions: row.try_get(0)?, snapshots: row.try_get(1)?, octets: row.try_get(2)? })
+}
+
 /// Octets of snapshots after which [`collect`] takes no more: the deletion of one large snapshot is enough for a step.
 const COLLECT_OCTETS: i64 = 64 << 20;
 

@@ -187,6 +187,29 @@ impl Slot {
     }
 }
 
+/// Rows of the relations together, by the source's statistics.
+pub async fn estimated_rows(db: &Client, tables: &[Table]) -> Result<u64> {
+    let (schemas, names): (Vec<&str>, Vec<&str>) =
+        tables.iter().map(|table| (table.relation.schema(), table.relation.name())).unzip();
+    let row = db
+        .query_one(
+            "-- source::estimated_rows
+            select coalesce(sum(greatest(leaf.reltuples, 0)), 0)::bigint
+            from unnest($1::text[], $2::text[]) as u (schema, name)
+            join pg_namespace n on n.nspname = u.schema
+            join pg_class c on c.relnamespace = n.oid and c.relname = u.name
+            cross join lateral (
+                select c.reltuples where c.relkind <> 'p'
+                union all
+                select p.reltuples from pg_partition_tree(c.oid) t join pg_class p on p.oid = t.relid
+                where c.relkind = 'p' and t.isleaf
+            ) leaf",
+            &[&schemas, &names],
+        )
+        .await?;
+    Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
+}
+
 /// Reads our slot; `None` when it does not exist.
 pub async fn slot(db: &Client, name: &str) -> Result<Option<Slot>> {
     let row = db

@@ -7,6 +7,7 @@ mod content;
 mod faults;
 mod lifetime;
 mod membership;
+mod metrics;
 mod openapi;
 mod oracle;
 mod pgbench;

@@ -21,7 +21,7 @@ fn is_stopped(sandbox: &Sandbox, code: &str, relation: &str) -> anyhow::Result<(
         ensure!(status.advice(code).is_some_and(|todo| todo.contains("materializer retry")), "{}", status.json);
         let ready = readiness(&sandbox.materializers[0]);
         ensure!(ready.contains("quarantined") && sandbox.materializers[0].readiness() == Some(503), "{ready}");
-        ensure!(metric(&sandbox.materializers[0], "tributary_quarantine") == Some(1.0), "no metric");
+        ensure!(metric(&sandbox.materializers[0], "tributary_quarantine{reason=\"poison\"}") == Some(1.0), "no metric");
         ensure!(!status.json.to_string().contains(SECRET) && !ready.contains(SECRET), "a value is told");
         Ok(())
     })
@@ -80,7 +80,10 @@ fn a_poisoned_transaction_stops_the_stream_until_it_is_mended() -> anyhow::Resul
     settle(&mut client, &source, "u_1", 100)?;
     eventually(PATIENCE, || {
         ensure!(sandbox.status()?.findings().is_empty(), "{}", sandbox.status()?.json);
-        ensure!(metric(&sandbox.materializers[0], "tributary_quarantine") == Some(0.0), "the metric stays");
+        ensure!(
+            metric(&sandbox.materializers[0], "tributary_quarantine{reason=\"poison\"}") == Some(0.0),
+            "the metric stays"
+        );
         Ok(())
     })?;
 

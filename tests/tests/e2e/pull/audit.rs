@@ -120,7 +120,6 @@ fn s_03_no_cursor_advances_without_a_delivered_change() -> anyhow::Result<()> {
     accept(&client, "/sync/pull", &client.pull_request(10))?;
     source.run("update tasks set title = 'captured' where assignee_id = 'u_1' and not archived")?;
     materialized(&sandbox)?;
-    let start = checkpoints(&state, "audited")?;
     let request = client.pull_request(1000);
     let whole = accept(&client, "/sync/pull", &request)?;
     let count = changes_of(&whole).len();
@@ -156,10 +155,12 @@ fn s_03_no_cursor_advances_without_a_delivered_change() -> anyhow::Result<()> {
             ),
         ),
     ] {
+        // Nothing acknowledged yet, so that what the request presents would move a checkpoint.
+        state.run("update tributary.client_scope set acknowledged_lsn = null, acknowledged_ordinal = null")?;
         state.run(&tamper)?;
         let got = send(&client, "/sync/pull", raw(&request).as_bytes());
         ensure!(got == (500, "sync_integrity_failure".to_owned()), "{what}: {got:?}");
-        ensure!(checkpoints(&state, "audited")? == start, "{what}: acknowledged");
+        ensure!(checkpoints(&state, "audited")?.is_empty(), "{what}: acknowledged");
         state.run(&restore)?;
         let again = accept(&client, "/sync/pull", &request)?;
         ensure!(changes_of(&again).len() == count, "{what}: an event was lost behind it");

@@ -4,6 +4,7 @@
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tributary_shared::store::pull::CANDIDATES;
+use tributary_shared::store::session::REQUEST_PLANS;
 use tributary_tests::sandbox::{Options, Sandbox};
 
 const SCOPES: i64 = 40;
@@ -77,10 +78,22 @@ fn the_candidates_of_a_page_are_read_by_bounded_index_scans() -> anyhow::Result<
         "'{numbers}', '{{0, 0, 1000, 1400, 1400, 1800, 1850, 1900}}', '{{0, 0, {end}, 0, 16777216, 0, 0, {end}}}', {LIMIT}"
     );
     state.run(&format!("prepare candidates (integer[], bigint[], bigint[], bigint) as {CANDIDATES}"))?;
-    // Before the first statistics and after, with a plan for these arguments and with the one for any.
-    for statistics in ["no statistics", "statistics"] {
+    for (name, value) in REQUEST_PLANS {
+        state.run(&format!("set {name} = {value}"))?;
+    }
+    // Before the first statistics, after them, and with those of a time before much was written; with a plan for these
+    // arguments and with the one for any.
+    for statistics in ["no statistics", "statistics", "stale statistics"] {
         if statistics == "statistics" {
             state.run("analyze tributary.scope_entry")?;
+        }
+        if statistics == "stale statistics" {
+            state.run(&format!(
+                "insert into tributary.scope_entry (row_id, commit_lsn, ordinal, scope_no, table_no, present, seal)
+                 select 2000000 + n, 3000 + n, 0, s.scope_no, 1, true, 'x'
+                 from tributary.scope s, generate_series(1, {ENTRIES_PER_SCOPE}) n
+                 where s.scope_no = any('{numbers}')"
+            ))?;
         }
         for mode in ["force_custom_plan", "force_generic_plan"] {
             state.run(&format!("set plan_cache_mode = {mode}"))?;
