@@ -23,11 +23,16 @@ use crate::baseline::{self, Baseline};
 use crate::diagnosis::{self, Fault, Names};
 use crate::materialize::MaterializeError;
 use crate::meters::{self, Lag};
+use crate::pulse::Pulse;
 use crate::settings::RunSettings;
 use crate::stream::{self, Stream, StreamError};
 
 /// Time for taking the lease; a database that does not answer is asked through another session after it.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(10);
+/// Time for what comes before the stream: reading progress, comparing the source with it.
+const PREPARE_LIMIT: Duration = Duration::from_secs(60);
+/// A standby looks this often whether the lease is free: one statement that reads one row.
+const STANDBY_LOOK: Duration = Duration::from_millis(250);
 /// Longest wait between attempts after a fault.
 const RETRY_CAP: Duration = Duration::from_secs(5);
 /// Wait before a baseline is taken again that met a value it cannot represent.
@@ -81,7 +86,7 @@ impl Materializer {
                 Ok(None) => {
                     backoff.reset();
                     self.health.ready("standby");
-                    self.pause(self.settings.heartbeat().min(Duration::from_secs(1))).await;
+                    self.pause(self.settings.heartbeat().min(STANDBY_LOOK)).await;
                 }
                 Err(error) => {
                     self.health.unready(format!("state {error}"));
@@ -131,6 +136,7 @@ impl Materializer {
         let (reset_sender, reset) = watch::channel(None);
         let housekeeping = Arc::new(Mutex::new(()));
         let unanswered = CancellationToken::new();
+        let pulse = Arc::new(Pulse::default());
         let heartbeat = Heartbeat {
             settings: self.settings.clone(),
             state: self.state.clone(),
@@ -142,6 +148,7 @@ impl Materializer {
             housekeeping: housekeeping.clone(),
             leading: leading.clone(),
             unanswered: unanswered.clone(),
+            pulse: pulse.clone(),
         };
         let heart = tokio::spawn(heartbeat.run());
         let mut backoff = Backoff::new(RETRY_CAP);
@@ -153,12 +160,14 @@ impl Materializer {
                 source_wal: source_wal.clone(),
                 reset: reset.clone(),
                 housekeeping: housekeeping.clone(),
+                pulse: pulse.clone(),
             };
             let turn = tokio::select! {
                 turn = self.lead_once(epoch, careful_until, watches, &leading) => turn,
                 // What waits for a session that never answers would wait for ever.
                 () = unanswered.cancelled() => break,
             };
+            pulse.rests();
             let error = match turn {
                 Ok(Turn::Again) => continue,
                 Ok(Turn::Over) => break,
@@ -233,8 +242,14 @@ impl Materializer {
         };
         let baseline =
             Baseline { settings: &self.settings, registry: self.registry.clone(), state: &self.state, epoch, limits };
-        let db = session::acquire(&self.state).await?;
-        let Some(progress) = progress::load(&db).await? else {
+        let (db, progress) = self
+            .within(async {
+                let db = session::acquire(&self.state).await?;
+                let progress = progress::load(&db).await?;
+                Ok((db, progress))
+            })
+            .await?;
+        let Some(progress) = progress else {
             drop(db);
             self.health.unready("taking the baseline");
             tokio::select! {
@@ -262,8 +277,12 @@ impl Materializer {
             self.await_retry(case.quarantine_no, &case.reason, &case.detail, leading, &watches.reset).await;
             return Ok(if leading.is_cancelled() { Turn::Over } else { Turn::Again });
         }
-        let source_db = self.settings.databases.source_url.connect(&leader::application_name(self.holder)).await?;
-        self.check_source(&source_db, &db, epoch).await?;
+        self.within(async {
+            let name = leader::application_name(self.holder);
+            let source_db = self.settings.databases.source_url.connect(&name).await?;
+            self.check_source(&source_db, &db, epoch).await
+        })
+        .await?;
         drop(db);
         metrics::gauge!("tributary_stream_fault").set(0.0);
         self.health.ready("leader");
@@ -280,6 +299,7 @@ impl Materializer {
             idle: watches.idle,
             recorded: watches.recorded,
             source_wal: watches.source_wal,
+            pulse: watches.pulse,
             holder: self.holder,
             stop: turn.clone(),
         };
@@ -293,6 +313,17 @@ impl Materializer {
             }
         }
         Ok(if leading.is_cancelled() { Turn::Over } else { Turn::Again })
+    }
+
+    /// What may not take longer than [`PREPARE_LIMIT`].
+    async fn within<T>(&self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+        match tokio::time::timeout(PREPARE_LIMIT, work).await {
+            Ok(done) => done,
+            Err(_) => {
+                self.forget_sessions();
+                bail!("a database did not answer within {} s", PREPARE_LIMIT.as_secs())
+            }
+        }
     }
 
     /// The source must be the server that the state was made of, and the slot must stand where we left it.
@@ -383,6 +414,8 @@ struct Watches {
     reset: watch::Receiver<Option<i64>>,
     /// Held by whoever changes rows that housekeeping changes too.
     housekeeping: Arc<Mutex<()>>,
+    /// What the writer waits for.
+    pulse: Arc<Pulse>,
 }
 
 /// Until a reset is asked for.
@@ -413,8 +446,9 @@ struct Heartbeat {
     reset: watch::Sender<Option<i64>>,
     housekeeping: Arc<Mutex<()>>,
     leading: CancellationToken,
-    /// The lease ran out because the state database does not answer.
+    /// The state database does not answer: the leadership has to begin again with other sessions.
     unanswered: CancellationToken,
+    pulse: Arc<Pulse>,
 }
 
 impl Heartbeat {
@@ -452,6 +486,13 @@ impl Heartbeat {
                     self.state.close_idle();
                 }
             }
+            let forsaken = tokio::time::timeout(limit, self.writer_is_forsaken()).await;
+            if matches!(forsaken, Ok(Ok(true))) {
+                tracing::warn!(epoch = self.epoch, "the writer waits for a session that nobody serves");
+                self.unanswered.cancel();
+                self.leading.cancel();
+                return;
+            }
             let measured = tokio::time::timeout(limit, self.measure(&mut source_db, &mut lag)).await;
             if let Err(error) = measured.map_err(unanswered).and_then(|done| done) {
                 tracing::debug!(%error, "the source's WAL position is not known");
@@ -481,6 +522,15 @@ impl Heartbeat {
             differs
         });
         Ok(())
+    }
+
+    /// Whether the writer waits for an answer while its backend has long waited for the writer.
+    async fn writer_is_forsaken(&self) -> Result<bool, StoreError> {
+        let silence = Duration::from_secs(self.settings.silence_seconds);
+        match self.pulse.waiting_for(silence) {
+            None => Ok(false),
+            Some(backend) => leader::is_forsaken(&session::acquire(&self.state).await?, backend, silence).await,
+        }
     }
 
     async fn measure(&self, source_db: &mut Option<Client>, lag: &mut Lag) -> Result<(), StoreError> {

@@ -10,6 +10,7 @@ mod membership;
 mod meters;
 mod pgoutput;
 mod preflight;
+mod pulse;
 mod replication;
 mod reset;
 mod settings;

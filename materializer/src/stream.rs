@@ -25,6 +25,7 @@ use crate::assemble::{AcceptedEpoch, AssembleError, Assembler, Batch, Limits, Tr
 use crate::failpoint;
 use crate::materialize::{MaterializeError, Writer};
 use crate::pgoutput::{DecodeError, Decoder};
+use crate::pulse::Pulse;
 use crate::replication;
 use crate::settings::RunSettings;
 
@@ -92,6 +93,8 @@ pub struct Stream<'a> {
     pub recorded: watch::Receiver<Lsn>,
     /// The source's WAL position as the heartbeat saw it last.
     pub source_wal: watch::Receiver<Lsn>,
+    /// Told what the writer waits for.
+    pub pulse: Arc<Pulse>,
     /// This process, for the names of its sessions.
     pub holder: uuid::Uuid,
     pub stop: CancellationToken,
@@ -132,7 +135,8 @@ pub async fn follow(stream: Stream<'_>) -> Result<(), StreamError> {
     );
     let (batches, inbox) = mpsc::channel::<Batch>(1);
     let (durable_sender, mut durable) = watch::channel(stream.progress.resume_lsn);
-    let writing = tokio::spawn(write_batches(stream.state.clone(), writer, stream.epoch, inbox, durable_sender));
+    let (state, pulse) = (stream.state.clone(), stream.pulse.clone());
+    let writing = tokio::spawn(write_batches(state, writer, stream.epoch, inbox, durable_sender, pulse));
     // A stream that is given up, because a database does not answer, leaves no writer behind.
     let mut writing = AbortOnDropHandle::new(writing);
 
@@ -326,17 +330,22 @@ async fn write_batches(
     epoch: i64,
     mut inbox: mpsc::Receiver<Batch>,
     durable: watch::Sender<Lsn>,
+    pulse: Arc<Pulse>,
 ) -> Result<(), StreamError> {
+    pulse.waits(0);
     let mut session = session::acquire(&state).await?;
+    let backend = leader::backend(&session).await?;
     // Taken already, for the next state transaction.
     let mut carried = None;
     loop {
+        pulse.rests();
         let Some(mut batch) = (match carried.take() {
             Some(batch) => Some(batch),
             None => inbox.recv().await,
         }) else {
             return Ok(());
         };
+        pulse.waits(backend);
         let started = Instant::now();
         let transaction = session.transaction().await.map_err(StoreError::from)?;
         let first = batch.first_commit;
@@ -361,11 +370,13 @@ async fn write_batches(
                 }
                 break end;
             }
+            pulse.rests();
             match inbox.recv().await {
                 Some(next) => batch = next,
                 // Stopped inside a source transaction: what there is of it is rolled back.
                 None => return Ok(()),
             }
+            pulse.waits(backend);
         };
         let TransactionEnd { commit_lsn, end_lsn, commit_time } = end;
         if let Err(error) = writer.finish(&transaction).await {

@@ -113,6 +113,24 @@ pub async fn hold(db: &impl GenericClient, epoch: i64) -> Result<()> {
     statement::query_opt(db, sql, &[&epoch]).await?.map(|_| ()).ok_or(StoreError::Fenced)
 }
 
+/// The session's backend.
+pub async fn backend(db: &impl GenericClient) -> Result<i32> {
+    Ok(statement::query_one(db, "-- leader::backend\nselect pg_backend_pid()", &[]).await?.try_get(0)?)
+}
+
+/// Whether a backend that somebody waits for works on nothing: it is gone, or has waited for its client all this time.
+pub async fn is_forsaken(db: &impl GenericClient, backend: i32, silence: Duration) -> Result<bool> {
+    let sql = "-- leader::is_forsaken
+        select coalesce(bool_or(case
+            when state = 'active' and wait_event is distinct from 'ClientRead' then false
+            when state = 'active' then query_start < clock_timestamp() - $2 * interval '1 second'
+            else state_change < clock_timestamp() - $2 * interval '1 second'
+        end), true)
+        from pg_stat_activity
+        where pid = $1";
+    Ok(statement::query_one(db, sql, &[&backend, &silence.as_secs_f64()]).await?.try_get(0)?)
+}
+
 /// How long ago the leader gave its last sign of life, by the state database's clock; `None` before the first.
 pub async fn silence(db: &impl GenericClient) -> Result<Option<Duration>> {
     let sql = "-- leader::silence

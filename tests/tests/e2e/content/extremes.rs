@@ -70,7 +70,7 @@ const STEPS: &[&str] = &[
     "insert into parted select n, 1, 'a' from generate_series(1, 90) n",
     "create table parted_second partition of parted for values from (100) to (200); insert into parted select n, 1, 'b' from generate_series(100, 150) n",
     "create table parted_third (id integer primary key, owner_id integer, v text); alter table parted attach partition parted_third for values from (200) to (300); insert into parted_third values (250, 1, 'c')",
-    "update parted set id = id + 100 where id between 40 and 60; update parted_third set v = 'd'",
+    "update parted set id = id + 115 where id between 40 and 60; update parted_third set v = 'd'",
     "delete from parted where id >= 100 and id < 200; alter table parted detach partition parted_second; insert into parted_second values (101, 1, 'not ours')",
     "truncate parted_third; truncate parted",
     // Rolled back savepoints, larger than what is decoded in memory.
