@@ -174,7 +174,7 @@ impl Materializer {
                 Err(error) => error,
             };
             let fault = error.downcast_ref::<Fault>();
-            metrics::gauge!("tributary_stream_fault").set(f64::from(u8::from(fault.is_some())));
+            metrics::gauge!("tributary_slot_lost").set(f64::from(u8::from(fault.is_some())));
             self.health.unready(
                 fault.map_or_else(|| format!("{error:#}"), |fault| format!("{fault}; what to do: {}", fault.advice())),
             );
@@ -284,7 +284,7 @@ impl Materializer {
         })
         .await?;
         drop(db);
-        metrics::gauge!("tributary_stream_fault").set(0.0);
+        metrics::gauge!("tributary_slot_lost").set(0.0);
         self.health.ready("leader");
         let turn = leading.child_token();
         let stream = Stream {

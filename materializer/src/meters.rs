@@ -31,7 +31,6 @@ pub fn register(registry: &Registry) {
     for name in [
         "tributary_boundary_lsn",
         "tributary_commit_lag_seconds",
-        "tributary_stream_fault",
         "tributary_baseline_active",
         "tributary_baseline_progress_ratio",
         "tributary_source_wal_lsn",
@@ -155,7 +154,10 @@ impl Drop for Copying {
 pub fn slot(slot: Option<&Slot>, wal: Lsn, durable: Lsn, lag: &mut Lag) {
     let acknowledged = slot.map_or(durable, |slot| slot.confirmed_flush);
     gauge!("tributary_replication_lag_seconds").set(lag.observe(wal, acknowledged, Instant::now()).as_secs_f64());
-    gauge!("tributary_slot_lost").set(f64::from(u8::from(slot.is_none_or(Slot::is_lost))));
+    // Zero again when the leader has looked at all that can be wrong.
+    if slot.is_none_or(Slot::is_lost) {
+        gauge!("tributary_slot_lost").set(1.0);
+    }
     let Some(slot) = slot else { return };
     gauge!("tributary_replication_lag_bytes").set(wal.since(slot.confirmed_flush) as f64);
     gauge!("tributary_acknowledged_lsn").set(slot.confirmed_flush.octets() as f64);

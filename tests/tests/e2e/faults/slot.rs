@@ -40,7 +40,7 @@ fn is_found(sandbox: &Sandbox, code: &str, before: i64) -> anyhow::Result<()> {
         ensure!(status.advice(code).is_some_and(|todo| todo.contains("materializer reset")), "{}", status.json);
         let ready = readiness(&sandbox.materializers[0]);
         ensure!(ready.starts_with("not ready:") && ready.contains("materializer reset"), "{code}: {ready}");
-        ensure!(metric(&sandbox.materializers[0], "tributary_stream_fault") == Some(1.0), "no metric of {code}");
+        ensure!(metric(&sandbox.materializers[0], "tributary_slot_lost") == Some(1.0), "no metric of {code}");
         Ok(())
     })?;
     let (exit, table) = sandbox.materializer_command(&["status"])?;
@@ -71,7 +71,7 @@ fn reset_goes_on(sandbox: &Sandbox, source: &Database, what: &str) -> anyhow::Re
         let status = sandbox.status()?;
         ensure!(status.findings().is_empty() && !status.needs_somebody, "after {what}: {}", status.json);
         ensure!(matches!(status.condition(), "following" | "behind"), "{}", status.json);
-        ensure!(metric(&sandbox.materializers[0], "tributary_stream_fault") == Some(0.0), "the metric stays");
+        ensure!(metric(&sandbox.materializers[0], "tributary_slot_lost") == Some(0.0), "the metric stays");
         Ok(())
     })?;
     // The new stream is followed, and holds no rows, markers or positions of the former one.
