@@ -317,13 +317,11 @@ impl Materializer {
 
     /// What may not take longer than [`PREPARE_LIMIT`].
     async fn within<T>(&self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-        match tokio::time::timeout(PREPARE_LIMIT, work).await {
-            Ok(done) => done,
-            Err(_) => {
-                self.forget_sessions();
-                bail!("a database did not answer within {} s", PREPARE_LIMIT.as_secs())
-            }
+        if let Ok(done) = tokio::time::timeout(PREPARE_LIMIT, work).await {
+            return done;
         }
+        self.forget_sessions();
+        bail!("a database did not answer within {} s", PREPARE_LIMIT.as_secs())
     }
 
     /// The source must be the server that the state was made of, and the slot must stand where we left it.

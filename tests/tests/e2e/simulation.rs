@@ -167,8 +167,7 @@ struct Simulation {
 /// An answer that a client may get in such a world; anything else ends the simulation.
 fn tolerable(outcome: Result<(), ClientError>) -> anyhow::Result<()> {
     match outcome {
-        Ok(()) | Err(ClientError::Transport(_)) => Ok(()),
-        Err(ClientError::Api { status: 429 | 503, .. }) => Ok(()),
+        Ok(()) | Err(ClientError::Transport(_) | ClientError::Api { status: 429 | 503, .. }) => Ok(()),
         Err(ClientError::Api { code, .. }) if code == "rebuild_restart_required" => Ok(()),
         Err(error) => Err(error.into()),
     }
