@@ -23,12 +23,14 @@ PULLER_MODULES = {"client", "digest", "pull", "scope", "snapshot"}
 MATERIALIZER_MODULES = {"catalog", "leader", "membership", "migrate", "progress", "projection", "quarantine", "reset", "retention",
     "server", "status", "write"}
 # Those that both send, or that are sent to the source: named one by one.
-MIXED_MODULES = {"assignment", "configuration", "source"}
+MIXED_MODULES = {"assignment", "configuration", "doctor", "source"}
 PULLER_MORE = {"progress::load", "leader::silence", "configuration::load", "configuration::manifest", "migrate::is_migrated"}
 HOUSEKEEPING = {"snapshot::collect_sessions", "snapshot::collect_snapshots"}
 PULLER_SOURCE = {"source::accepted_epoch", "source::accepted_epochs_of"}
 REPLICATION = {"source::server", "source::publication", "source::slot", "source::current_wal", "source::is_partitioned",
-               "source::accepted_epochs", "source::snapshot_time"}
+               "source::accepted_epochs", "source::snapshot_time", "doctor::settings", "doctor::clock", "doctor::access",
+               "doctor::owns_publication"}
+MATERIALIZER_MORE = {"doctor::settings", "doctor::clock", "doctor::state_refusals", "doctor::missing_indexes", "doctor::keys_in_use"}
 TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 PROJECTION = 'tributary_data."public.documents"'
 
@@ -153,6 +155,8 @@ class Layout:
             yield self.source, "tributary_puller", name, explained(name, statements()[name])
         for name in REPLICATION:
             yield self.source, "tributary_replication", name, explained(name, statements()[name])
+        for name in MATERIALIZER_MORE:
+            yield self.state, "tributary_materializer", name, explained(name, statements()[name])
         yield self.source, "tributary_replication", "read a table", "select id, title from only public.documents"
         yield self.source, "tributary_replication", "check rules", "create temporary table tributary_check (id int)"
         yield self.state, "tributary_materializer", "write the state", "insert into tributary.scope (scope_id) values ('s')"

@@ -3,6 +3,7 @@
 mod assemble;
 mod baseline;
 mod diagnosis;
+mod doctor;
 mod failpoint;
 mod lead;
 mod materialize;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
             Command::Migrate(databases) => migrate_all(databases).await?,
             Command::Retry(databases) => retry(databases).await?,
             Command::Status(settings) => return status::print(settings).await,
+            Command::Doctor(settings) => return doctor::print(settings).await,
             Command::Reset(settings) => reset(settings).await?,
             // Answered above, without a runtime.
             Command::Health(_) => {}

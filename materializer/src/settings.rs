@@ -32,6 +32,9 @@ pub enum Command {
     Health(HealthSettings),
     /// Say how the stream is, what happened to it, and what to do. Exit code 0: nothing to do; 3: something is wrong.
     Status(StatusSettings),
+    /// Examine both databases, the configuration and the key ring, and say what to do about each finding. Changes
+    /// nothing. Exit code 0: no problem; 1: problems; 2: something could not be examined.
+    Doctor(DoctorSettings),
     /// Start a new stream generation from a new baseline: the leader makes the slot anew, and every client rebuilds
     /// once. What is materialized is served until then.
     Reset(ResetSettings),
@@ -74,6 +77,32 @@ pub struct StatusSettings {
     /// One JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args, Clone)]
+pub struct DoctorSettings {
+    #[command(flatten)]
+    pub databases: Databases,
+    #[command(flatten)]
+    pub names: SourceNames,
+    /// The configuration. Without it, the one in force is examined.
+    #[arg(long, env = "TRIBUTARY_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// The file that holds the pullers' key ring (their TRIBUTARY_TOKEN_KEYS), to be examined too.
+    #[arg(long)]
+    pub token_keys_file: Option<PathBuf>,
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Shifts the machine's clock, for tests.
+    #[arg(
+        long,
+        env = "TRIBUTARY_CLOCK_OFFSET_SECONDS",
+        default_value = "0",
+        hide = true,
+        allow_negative_numbers = true
+    )]
+    pub clock_offset_seconds: i64,
 }
 
 #[derive(Debug, Args, Clone)]

@@ -21,6 +21,7 @@ pub use self::catalog::{Catalog, ColumnType};
 pub use self::config::SyncConfig;
 use self::name::MAX_IDENTIFIER_OCTETS;
 pub use self::name::{NameError, RelationName};
+pub use self::resolve::at_risk;
 pub use self::yaml::Located;
 use crate::portable::PortableType;
 use crate::rule::{Assignment, Rule};

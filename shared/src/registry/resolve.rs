@@ -113,7 +113,16 @@ impl Resolver<'_> {
         let assignments = Assignments::new(templates, queries);
         for (relation, column) in std::mem::take(&mut self.lookups) {
             for table in tables.iter_mut().filter(|table| table.relation == relation) {
-                table.columns[column].indexed = is_indexable(&table.columns[column].type_info);
+                let column = &mut table.columns[column];
+                column.indexed = is_indexable(&column.type_info);
+                if !column.indexed {
+                    let configured = config.tables.iter().find(|table| table.relation.value == relation);
+                    let message = format!(
+                        "column {} of {relation}: rows are looked up by it, and its type {} has no index for that, so that each change reads the whole table; look up by a column of another type",
+                        column.name, column.type_info.sql
+                    );
+                    self.warnings.push(Warning { line: configured.map_or(1, |table| table.relation.line), message });
+                }
             }
         }
         Registry { tables, rules, assignments, next_table_no }
@@ -487,7 +496,7 @@ fn unfit(relation: &CatalogRelation) -> Option<&'static str> {
 }
 
 /// Values of a portable type's PostgreSQL types that it cannot hold.
-fn at_risk(portable: PortableType) -> Option<&'static str> {
+pub fn at_risk(portable: PortableType) -> Option<&'static str> {
     match portable {
         PortableType::Decimal | PortableType::Float => Some("NaN or Infinity"),
         PortableType::Datetime | PortableType::Date => Some("infinity, or a year before 1 or past 9999,"),

@@ -9,6 +9,7 @@ pub mod client;
 pub mod configuration;
 mod copy;
 pub mod digest;
+pub mod doctor;
 pub mod error;
 pub mod leader;
 pub mod membership;

@@ -110,10 +110,7 @@ pub struct KeyRing {
 
 impl fmt::Debug for KeyRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyRing")
-            .field("signing", &self.signing.id)
-            .field("keys", &(1 + self.verifying_only.len()))
-            .finish_non_exhaustive()
+        f.debug_struct("KeyRing").field("signing", &self.signing.id).field("keys", &self.len()).finish_non_exhaustive()
     }
 }
 
@@ -150,6 +147,17 @@ impl KeyRing {
     /// The key that seals new tokens.
     pub fn signing_key(&self) -> KeyId {
         self.signing.id
+    }
+
+    /// How many keys it has.
+    #[expect(clippy::len_without_is_empty, reason = "a ring has a signing key")]
+    pub fn len(&self) -> usize {
+        1 + self.verifying_only.len()
+    }
+
+    /// Whether it has a key of this id.
+    pub fn has(&self, id: KeyId) -> bool {
+        self.key(id).is_some()
     }
 
     /// The token text of `fields`, sealed by the signing key.

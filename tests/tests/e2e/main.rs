@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod content;
+mod doctor;
 mod faults;
 mod lifetime;
 mod membership;
