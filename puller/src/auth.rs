@@ -15,9 +15,10 @@ use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::jwks::KeyFile;
 
-/// Clocks of issuers may differ by this many seconds.
-const LEEWAY_SECONDS: f64 = 60.0;
+/// Clocks of issuers may differ by this many seconds, unless a setting says otherwise.
+const LEEWAY_SECONDS: u32 = 60;
 /// No bearer token is longer; bounds what an unauthenticated request can cause.
 const MAX_TOKEN_OCTETS: usize = 16 * 1024;
 /// As many octets as the MAC has (RFC 7518, section 3.2).
@@ -86,19 +87,21 @@ pub enum Authenticator {
     TrustedHeader(HeaderName),
 }
 
-/// A key, for exactly one algorithm. The pair is fixed by the settings, never by the token.
+/// A key, for exactly one algorithm. The pair is fixed by the settings and the key's type, never by the token.
 #[derive(Clone)]
-struct VerificationKey {
+pub(crate) struct VerificationKey {
     /// Matched with the token's `kid` when both have one.
-    id: Option<String>,
-    algorithm: Algorithm,
-    key: DecodingKey,
+    pub(crate) id: Option<String>,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) key: DecodingKey,
 }
 
 /// Verifies JWTs.
 #[derive(Clone)]
 pub struct JwtVerifier {
-    keys: Vec<VerificationKey>,
+    secrets: Vec<VerificationKey>,
+    file: Option<KeyFile>,
+    leeway_seconds: u32,
     audience: Option<String>,
     issuer: Option<String>,
 }
@@ -117,7 +120,23 @@ impl JwtVerifier {
             Ok(VerificationKey { id: None, algorithm: Algorithm::HS256, key })
         };
         let keys = secrets.into_iter().map(key).collect::<Result<Vec<_>, _>>()?;
-        if keys.is_empty() { Err(ShortSecret) } else { Ok(Self { keys, audience: None, issuer: None }) }
+        if keys.is_empty() { Err(ShortSecret) } else { Ok(Self::of(keys, None)) }
+    }
+
+    /// Tokens signed by RS256, ES256 or EdDSA with a key of this file.
+    pub fn key_file(file: KeyFile) -> Self {
+        Self::of(Vec::new(), Some(file))
+    }
+
+    fn of(secrets: Vec<VerificationKey>, file: Option<KeyFile>) -> Self {
+        Self { secrets, file, leeway_seconds: LEEWAY_SECONDS, audience: None, issuer: None }
+    }
+
+    /// How far the clocks of issuers may differ.
+    #[must_use]
+    pub fn with_leeway(mut self, seconds: u32) -> Self {
+        self.leeway_seconds = seconds;
+        self
     }
 
     /// Tokens must name this audience. Without it, an `aud` claim is not looked at.
@@ -148,8 +167,10 @@ impl JwtVerifier {
             named && key.algorithm == header.alg
         };
         let verified = |key: &VerificationKey| decode::<Value>(token, &key.key, &self.validation(key.algorithm)).ok();
-        let claims = self.keys.iter().filter(fits).find_map(verified).ok_or(AuthRequired)?.claims;
-        check_times(&claims, now)?;
+        let published = self.file.as_ref().map(KeyFile::keys).unwrap_or_default();
+        let claims =
+            self.secrets.iter().chain(published.iter()).filter(fits).find_map(verified).ok_or(AuthRequired)?.claims;
+        check_times(&claims, now, self.leeway_seconds)?;
         let user = UserId::parse(claims.get("sub").and_then(Value::as_str).ok_or(AuthRequired)?)?;
         Ok(Identity { user, claims })
     }
@@ -173,11 +194,11 @@ impl JwtVerifier {
 }
 
 /// `exp` is required: a token that is valid for ever cannot be taken back. `nbf` is heeded when there is one.
-fn check_times(claims: &Value, now: i64) -> Result<(), AuthRequired> {
-    let now = now as f64;
+fn check_times(claims: &Value, now: i64, leeway_seconds: u32) -> Result<(), AuthRequired> {
+    let (now, leeway) = (now as f64, f64::from(leeway_seconds));
     let expires = claims.get("exp").and_then(Value::as_f64).ok_or(AuthRequired)?;
     let begins = claims.get("nbf").map_or(Ok(f64::MIN), |nbf| nbf.as_f64().ok_or(AuthRequired))?;
-    if now < expires + LEEWAY_SECONDS && begins <= now + LEEWAY_SECONDS { Ok(()) } else { Err(AuthRequired) }
+    if now < expires + leeway && begins <= now + leeway { Ok(()) } else { Err(AuthRequired) }
 }
 
 impl Authenticator {

@@ -6,6 +6,7 @@ pub mod connect;
 pub mod digests;
 pub mod error;
 pub mod gate;
+pub mod jwks;
 pub mod meters;
 pub mod permit;
 pub mod pull;

@@ -9,6 +9,7 @@ use clap::Parser;
 use puller::app::App;
 use puller::auth::{Authenticator, JwtVerifier};
 use puller::digests::Digests;
+use puller::jwks::KeyFile;
 use puller::meters;
 use puller::router::{self, Limits};
 use puller::settings::{Cli, Command, ServeSettings};
@@ -52,10 +53,10 @@ fn main() -> ExitCode {
 
 async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
     logs::install(settings.log_format);
-    let authenticator = authenticator(&settings)?;
     let stop = shutdown::token().context("cannot watch signals")?;
     let metrics = admin::install_metrics().context("metrics")?;
     meters::register();
+    let authenticator = authenticator(&settings, &stop)?;
     let health = Health::new("puller");
     let admin_listener = admin::listen(settings.admin_listen, "--admin-listen").await?;
     let listener = admin::listen(settings.listen, "--listen").await?;
@@ -130,13 +131,30 @@ async fn serve(settings: ServeSettings) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn authenticator(settings: &ServeSettings) -> anyhow::Result<Authenticator> {
-    match (&settings.jwt_secret, &settings.identity_header) {
-        (Some(secret), None) => Ok(Authenticator::Jwt(JwtVerifier::hs256([secret.as_bytes()])?)),
-        (None, Some(header)) => {
-            Ok(Authenticator::TrustedHeader(header.parse().context("--identity-header is not a header name")?))
+fn authenticator(settings: &ServeSettings, stop: &CancellationToken) -> anyhow::Result<Authenticator> {
+    let verifier = match (&settings.jwt_secret, &settings.jwks_file, &settings.identity_header) {
+        (Some(secret), None, None) => JwtVerifier::hs256([secret.as_bytes()])?,
+        (None, Some(path), None) => {
+            let file = KeyFile::open(path.clone()).with_context(|| format!("--jwks-file {}", path.display()))?;
+            if settings.jwt_audience.is_none() {
+                tracing::warn!("--jwt-audience is not given: a token that was issued for another service is accepted");
+            }
+            tokio::spawn(file.clone().follow(stop.clone()));
+            JwtVerifier::key_file(file)
         }
-        (Some(_), Some(_)) => bail!("give --jwt-secret or --identity-header, not both"),
-        (None, None) => bail!("users cannot be authenticated: give --jwt-secret or --identity-header"),
-    }
+        (None, None, Some(header)) => {
+            if settings.jwt_audience.is_some() || settings.jwt_issuer.is_some() {
+                bail!("--jwt-audience and --jwt-issuer are for tokens, and --identity-header takes none");
+            }
+            return Ok(Authenticator::TrustedHeader(header.parse().context("--identity-header is not a header name")?));
+        }
+        (None, None, None) => {
+            bail!("users cannot be authenticated: give --jwt-secret, --jwks-file or --identity-header")
+        }
+        _ => bail!("give one of --jwt-secret, --jwks-file and --identity-header"),
+    };
+    let verifier = verifier.with_leeway(settings.jwt_leeway_seconds);
+    let verifier = settings.jwt_audience.iter().fold(verifier, |verifier, name| verifier.with_audience(name.clone()));
+    let verifier = settings.jwt_issuer.iter().fold(verifier, |verifier, name| verifier.with_issuer(name.clone()));
+    Ok(Authenticator::Jwt(verifier))
 }

@@ -28,6 +28,7 @@ pub fn register() {
         counter!("tributary_stale_cursors_total", "cause" => cause.name()).absolute(0);
     }
     counter!("tributary_request_reruns_total").absolute(0);
+    counter!("tributary_jwks_failures_total").absolute(0);
     counter!("tributary_assignments_refused_total").absolute(0);
     counter!("tributary_snapshots_staged_total").absolute(0);
     gauge!("tributary_requests_in_flight").set(0.0);

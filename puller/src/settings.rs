@@ -1,6 +1,7 @@
 //! Flags, each with an environment variable of the same name under `TRIBUTARY_`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
@@ -56,6 +57,19 @@ pub struct ServeSettings {
     /// Secret of HS256 bearer tokens, at least 32 octets; their `sub` claim is the user.
     #[arg(long, env = "TRIBUTARY_JWT_SECRET", hide_env_values = true)]
     pub jwt_secret: Option<String>,
+    /// File with the public keys (JWKS) of RS256, ES256 and EdDSA bearer tokens, instead of a secret. It is read again every
+    /// 5 seconds.
+    #[arg(long, env = "TRIBUTARY_JWKS_FILE")]
+    pub jwks_file: Option<PathBuf>,
+    /// Audience (`aud`) that bearer tokens must name. Without it the claim is not looked at.
+    #[arg(long, env = "TRIBUTARY_JWT_AUDIENCE")]
+    pub jwt_audience: Option<String>,
+    /// Issuer (`iss`) that bearer tokens must name. Without it the claim is not looked at.
+    #[arg(long, env = "TRIBUTARY_JWT_ISSUER")]
+    pub jwt_issuer: Option<String>,
+    /// How far the clocks of issuers may differ, for `exp` and `nbf`.
+    #[arg(long, env = "TRIBUTARY_JWT_LEEWAY_SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(0..=600))]
+    pub jwt_leeway_seconds: u32,
     /// Header that names the user, set by a trusted proxy that removes it from requests. Off unless named here.
     #[arg(long, env = "TRIBUTARY_IDENTITY_HEADER")]
     pub identity_header: Option<String>,
