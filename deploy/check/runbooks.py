@@ -10,7 +10,7 @@ DEPLOY = Path(__file__).resolve().parent.parent
 ROOT = DEPLOY.parent
 RUNBOOKS = DEPLOY / "runbooks"
 # Subcommands that runbooks may name before the code has them; once it has, a name here is one too many.
-AWAITED_COMMANDS = {"status", "reset", "apply", "doctor"}
+AWAITED_COMMANDS = {"status", "reset", "doctor"}
 # What it means, where to look, and what to do, which may stand in the table of what is seen.
 PARTS = (r"^\*\*What it means\.\*\*", r"^\*\*Look", r"^\*\*Do|\| do \|$")
 COMMAND = re.compile(r"^(?:`|    )(?:.*/)?materializer ([a-z]+)", re.MULTILINE)

@@ -1,5 +1,6 @@
 //! The materializer: one leader follows the source's replication stream and writes the sync state; others stand by.
 
+mod apply;
 mod assemble;
 mod baseline;
 mod diagnosis;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         match command {
             Command::Run(settings) => run(settings).await?,
             Command::Check(settings) => check(settings).await?,
+            Command::Apply(settings) => apply::dry_run(&settings).await?,
             Command::Migrate(databases) => migrate_all(databases).await?,
             Command::Retry(databases) => retry(databases).await?,
             Command::Status(settings) => return status::print(settings).await,
@@ -102,7 +104,7 @@ async fn run(settings: RunSettings) -> anyhow::Result<()> {
     {
         bail!(
             "{} differs from the configuration in force, and this version cannot change a configuration that has a \
-             baseline: restore the file",
+             baseline: restore the file; `materializer apply --dry-run` says what differs",
             settings.config.display()
         );
     }

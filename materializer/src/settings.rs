@@ -24,6 +24,9 @@ pub enum Command {
     Run(RunSettings),
     /// Check a configuration against the source database without touching it; prints every problem.
     Check(CheckSettings),
+    /// Compare a configuration with the one in force: which tables are copied, which scopes get a new membership generation,
+    /// which manifest results.
+    Apply(ApplySettings),
     /// Bring the schemas of the state and the source database up to date, and exit.
     Migrate(Databases),
     /// Tell a stopped stream that the cause is fixed: the quarantined transaction is tried again.
@@ -122,6 +125,21 @@ pub struct CheckSettings {
     /// The database that is synchronized.
     #[arg(long, env = "TRIBUTARY_SOURCE_URL", hide_env_values = true)]
     pub source_url: Address,
+}
+
+#[derive(Debug, Args)]
+pub struct ApplySettings {
+    /// The configuration.
+    #[arg(long, env = "TRIBUTARY_CONFIG")]
+    pub config: PathBuf,
+    #[command(flatten)]
+    pub databases: Databases,
+    /// Print what differs and change nothing. This version can do no more: the flag must be given.
+    #[arg(long, required = true)]
+    pub dry_run: bool,
+    /// One JSON object instead of lines.
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args, Clone)]

@@ -4,6 +4,7 @@
 //! the manifest need. OIDs of relations are deliberately absent: the stream names relations.
 
 pub mod catalog;
+pub mod change;
 pub mod config;
 mod delivery;
 pub mod name;

@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, reason = "seeds and counts, for who reads a test's output")]
 
+mod apply;
 mod bad_input;
 mod content;
 mod doctor;
