@@ -162,6 +162,8 @@ struct Simulation {
     clients: Vec<Client>,
     kept: Vec<Option<Kept>>,
     fresh: usize,
+    /// Materializers that may still come to the named point that they are to die at.
+    armed: [bool; MATERIALIZERS],
 }
 
 /// An answer that a client may get in such a world; anything else ends the simulation.
@@ -184,7 +186,8 @@ impl Simulation {
         let clients = (0..CLIENTS)
             .map(|number| sandbox.client(&Self::user(number), &format!("simulated-{number}")))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let mut simulation = Self { sandbox, clients, kept: vec![None; CLIENTS], fresh: 0 };
+        let mut simulation =
+            Self { sandbox, clients, kept: vec![None; CLIENTS], fresh: 0, armed: [false; MATERIALIZERS] };
         simulation.quiet()?;
         Ok(simulation)
     }
@@ -271,6 +274,7 @@ impl Simulation {
                 process.restart()?;
                 // Only a leader comes to it; the next start of the process is without.
                 process.set_env("TRIBUTARY_FAILPOINT", "before_commit:4000000000");
+                self.armed[*materializer] = true;
                 Ok(())
             }
             Step::Puller { puller, kill, skew_seconds } => {
@@ -331,23 +335,27 @@ impl Simulation {
     fn run_all(&mut self) -> anyhow::Result<()> {
         for service in self.sandbox.materializers.iter_mut().chain(&mut self.sandbox.pullers) {
             service.process.signal(Signal::CONT);
-            if service.process.exited().is_some() {
+        }
+        // Who was to die at a named point and did not come to it goes on without.
+        for (service, armed) in self.sandbox.materializers.iter_mut().zip(&mut self.armed) {
+            if std::mem::take(armed) {
                 service.process.restart()?;
             }
         }
-        // One that was to die at a named point can come to it only now, and one that starts while sessions are ended gives
-        // up, for its supervisor to start it again.
-        for _ in 0..3 {
-            if self.sandbox.wait_until_ready().is_ok() {
-                break;
-            }
+        // One that starts while sessions are ended gives up, for its supervisor to start it again.
+        let mut outcome = Ok(());
+        for _ in 0..4 {
             for service in self.sandbox.materializers.iter_mut().chain(&mut self.sandbox.pullers) {
                 if service.process.exited().is_some() {
                     service.process.restart()?;
                 }
             }
+            outcome = self.sandbox.wait_until_ready();
+            if outcome.is_ok() {
+                break;
+            }
         }
-        self.sandbox.wait_until_ready()
+        outcome
     }
 
     fn quiet(&mut self) -> anyhow::Result<()> {

@@ -147,7 +147,7 @@ fn sizes(sandbox: &Sandbox, client: &mut Client, source: &Database) -> anyhow::R
     let held = client.rows["owner:1"].len() as i64;
     for limit in [held - 1, held, held + 1, BATCH - 1, BATCH, BATCH + 1, 2 * BATCH] {
         let limit = limit.clamp(1, 1000);
-        let mut fresh = sandbox.client("1", &format!("pages-{limit}"))?;
+        let mut fresh = sandbox.client("1", &format!("pages-{limit}-{}", uuid::Uuid::new_v4()))?;
         fresh.connect()?;
         fresh.rebuild("owner:1", limit)?;
         ensure!(fresh.rows["owner:1"] == client.rows["owner:1"], "pages of {limit}");
