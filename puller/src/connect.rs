@@ -91,17 +91,17 @@ async fn once(app: &App, user: &Identity, request: &ConnectRequest, commit: Comm
     };
     for (id, outcome) in &presented {
         let Some(scope) = reconciled.assigned.get(id) else { continue };
+        // Assigned scopes, and so the affected ones, are in raw UTF-8 order.
+        let is_affected = affected.binary_search(id).is_ok();
         let update = match outcome {
             Presented::Null => continue,
-            // Assigned scopes, and so the affected ones, are in raw UTF-8 order.
-            Presented::Valid(_) | Presented::Stale(..) if affected.binary_search(id).is_ok() => None,
-            Presented::Valid(_) => continue,
-            Presented::Stale(cursor, Stale::Schema) if is_bridged(&db, &opened, id, cursor).await? => {
+            Presented::Valid(_) if !is_affected => continue,
+            Presented::Stale(cursor, Stale::Schema) if !is_affected && is_bridged(&db, &opened, id, cursor).await? => {
                 let expected =
                     Expected { user: user.user.as_str(), client: request.client_id.as_str(), scope: id.as_str() };
                 Some(opened.seal(app, &expected, generation, scope, cursor.position))
             }
-            Presented::Stale(..) => None,
+            Presented::Valid(_) | Presented::Stale(..) => None,
         };
         delta.cursors.insert(id.clone(), update);
     }

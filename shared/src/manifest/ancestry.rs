@@ -37,11 +37,7 @@ pub struct Ancestry {
 impl Ancestry {
     /// The current manifest, without its ancestors so far.
     pub fn of(current: Manifest) -> Self {
-        Self {
-            ancestors: HashMap::new(),
-            oldest: current,
-            descent: Descent::Compatible { affected: Arc::default() },
-        }
+        Self { ancestors: HashMap::new(), oldest: current, descent: Descent::Compatible { affected: Arc::default() } }
     }
 
     /// The manifest that [`Self::follow`] takes next; `None` when there is none, or too many were followed.

@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, reason = "seeds and counts, for who reads a test's output")]
 
 mod bad_input;
+mod connect;
 mod content;
 mod faults;
 mod lifetime;
