@@ -24,7 +24,7 @@ MATERIALIZER_MODULES = {"catalog", "leader", "membership", "migrate", "progress"
     "server", "status", "write"}
 # Those that both send, or that are sent to the source: named one by one.
 MIXED_MODULES = {"assignment", "configuration", "doctor", "source"}
-PULLER_MORE = {"progress::load", "leader::silence", "configuration::load", "configuration::manifest", "migrate::is_migrated"}
+PULLER_MORE = {"progress::load", "leader::silence", "configuration::load", "configuration::ancestry", "migrate::is_migrated"}
 HOUSEKEEPING = {"snapshot::collect_sessions", "snapshot::collect_snapshots"}
 PULLER_SOURCE = {"source::accepted_epoch", "source::accepted_epochs_of"}
 REPLICATION = {"source::server", "source::publication", "source::slot", "source::current_wal", "source::is_partitioned",

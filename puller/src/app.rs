@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use deadpool_postgres::{GenericClient, Object, Transaction};
+use tokio::sync::OnceCell;
 use tokio_postgres::IsolationLevel;
 use tokio_util::sync::CancellationToken;
 use tributary_shared::canonical::RowEncoder;
 use tributary_shared::encoding;
+use tributary_shared::manifest::Ancestry;
 use tributary_shared::registry::{Registry, Table};
 use tributary_shared::service::health::Health;
 use tributary_shared::store::assignment::AssignmentQueries;
@@ -60,6 +62,7 @@ pub struct Served {
     pub configuration: Configuration,
     /// Assignments by a query.
     pub assignments: AssignmentQueries,
+    ancestry: OnceCell<Ancestry>,
     encoders: HashMap<i16, (usize, RowEncoder)>,
 }
 
@@ -67,6 +70,11 @@ impl Served {
     /// What is synchronized.
     pub fn registry(&self) -> &Registry {
         &self.configuration.registry
+    }
+
+    /// What its manifest descends from; read when a client of an older one comes. Published manifests never change.
+    pub async fn ancestry(&self, db: &impl GenericClient) -> Result<&Ancestry, Failure> {
+        Ok(self.ancestry.get_or_try_init(|| configuration::ancestry(db, &self.configuration)).await?)
     }
 
     /// A table with its encoder.
@@ -172,7 +180,7 @@ impl App {
             .map(|(index, encoder)| (configuration.registry.tables[index].table_no, (index, encoder)))
             .collect();
         let assignments = AssignmentQueries::new(&configuration.registry);
-        let served = Arc::new(Served { configuration, assignments, encoders });
+        let served = Arc::new(Served { configuration, assignments, ancestry: OnceCell::new(), encoders });
         let mut all = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         // Configurations change rarely; the ones before the last few are not asked for any more.
         if all.len() >= 8 {

@@ -1,13 +1,17 @@
 //! `POST /sync/connect`: registration, generation, schema and assignment (contract: connect). Acknowledges no cursor.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use deadpool_postgres::GenericClient;
 use serde_json::value::RawValue;
+use tributary_shared::cursor::{Cursor, Stale};
 use tributary_shared::digest::hex;
-use tributary_shared::manifest::SchemaHash;
+use tributary_shared::manifest::{Descent, SchemaHash, SchemaReference};
 use tributary_shared::protocol::{ConnectRequest, ConnectResponse, Envelope, SchemaAction, ScopeId, UnsupportedSchema};
-use tributary_shared::store::{client, configuration, session};
+use tributary_shared::store::{client, session};
+use tributary_shared::token::Expected;
 
 use crate::app::{App, Commit, Failure, begin};
 use crate::auth::Identity;
@@ -35,6 +39,8 @@ pub async fn connect(app: &App, user: &Identity, body: &[u8]) -> Result<Vec<u8>,
 enum Action {
     None,
     Replace,
+    /// Scopes that hold rows of these tables, by their ids, are rebuilt; when none is assigned, as [`Self::Replace`].
+    Rebuild(Arc<BTreeSet<String>>),
     RebuildAll,
     Unsupported(UnsupportedSchema),
 }
@@ -70,59 +76,83 @@ async fn once(app: &App, user: &Identity, request: &ConnectRequest, commit: Comm
         ));
     }
     let reconciled = gate::reconcile(&db, &opened, client_no, version, user).await?;
-    let rebuild_all = matches!(action, Action::RebuildAll);
+    let affected: Vec<ScopeId> = match &action {
+        Action::None | Action::Replace | Action::Unsupported(_) => Vec::new(),
+        Action::Rebuild(tables) => {
+            let registry = opened.served.registry();
+            reconciled.assigned.keys().filter(|id| registry.can_hold(id.as_str(), tables)).cloned().collect()
+        }
+        Action::RebuildAll => reconciled.assigned.keys().cloned().collect(),
+    };
     let mut delta = Delta {
         added: reconciled.assigned.keys().filter(|id| !request.known_scopes.contains_key(*id)).cloned().collect(),
         removed: request.known_scopes.keys().filter(|id| !reconciled.assigned.contains_key(*id)).cloned().collect(),
         cursors: BTreeMap::new(),
     };
-    for (id, outcome) in presented.iter().filter(|(id, _)| reconciled.assigned.contains_key(*id)) {
-        let stale = matches!(outcome, Presented::Stale(..));
-        if stale || (rebuild_all && matches!(outcome, Presented::Valid(_))) {
-            delta.cursors.insert(id.clone(), None);
-        }
+    for (id, outcome) in &presented {
+        let Some(scope) = reconciled.assigned.get(id) else { continue };
+        // Assigned scopes, and so the affected ones, are in raw UTF-8 order.
+        let is_affected = affected.binary_search(id).is_ok();
+        let update = match outcome {
+            Presented::Null => continue,
+            Presented::Valid(_) if !is_affected => continue,
+            Presented::Stale(cursor, Stale::Schema) if !is_affected && is_bridged(&db, &opened, id, cursor).await? => {
+                let expected =
+                    Expected { user: user.user.as_str(), client: request.client_id.as_str(), scope: id.as_str() };
+                Some(opened.seal(app, &expected, generation, scope, cursor.position))
+            }
+            Presented::Valid(_) | Presented::Stale(..) => None,
+        };
+        delta.cursors.insert(id.clone(), update);
     }
     commit.send(db.commit()).await?;
 
-    let affected: Vec<ScopeId> = reconciled.assigned.keys().cloned().collect();
     let definition = RawValue::from_string(opened.served.configuration.manifest_document.clone())
         .map_err(|_| Failure::integrity("the published manifest is not JSON"))?;
     let action = match action {
         Action::None => SchemaAction::None,
-        Action::RebuildAll if !affected.is_empty() => {
+        Action::Rebuild(_) | Action::RebuildAll if !affected.is_empty() => {
             SchemaAction::RebuildLocal { definition: &definition, affected_scopes: &affected }
         }
-        Action::Replace | Action::RebuildAll => SchemaAction::Replace { definition: &definition },
+        Action::Replace | Action::Rebuild(_) | Action::RebuildAll => SchemaAction::Replace { definition: &definition },
         Action::Unsupported(reason) => SchemaAction::Unsupported(reason),
     };
     Ok(answer(app, &opened, generation, reconciled.scope_set_version, action, &delta))
 }
 
-async fn action(
-    db: &deadpool_postgres::Transaction<'_>,
-    opened: &Opened,
-    request: &ConnectRequest,
-) -> Result<Action, Failure> {
+/// The contract's dispatch. A reset comes first: it is what a client whose schema is unsupported goes on with, as one that
+/// is known here cannot call itself fresh any more.
+async fn action(db: &impl GenericClient, opened: &Opened, request: &ConnectRequest) -> Result<Action, Failure> {
     let current = &opened.served.configuration;
     if request.schema.is_fresh() {
         return Ok(Action::Replace);
     }
-    let exact =
-        request.schema.version == current.schema_version as i64 && request.schema.hash == hex(&current.schema_hash);
-    if !exact {
-        let hash: Option<SchemaHash> = request.schema.hash.parse().ok();
-        let known = match hash {
-            Some(hash) => configuration::manifest(db, request.schema.version, hash.octets()).await?.is_some(),
-            None => false,
-        };
-        if !known {
-            return Ok(Action::Unsupported(UnsupportedSchema::UnknownSchemaLineage));
-        }
-        // A published manifest that is not in force: until transitions are classified here, rebuilding everything is
-        // right for each of them but the incompatible ones, which this version cannot produce.
+    if request.schema_reset {
         return Ok(Action::RebuildAll);
     }
-    Ok(if request.schema_reset { Action::RebuildAll } else { Action::None })
+    if request.schema.version == current.schema_version as i64 && request.schema.hash == hex(&current.schema_hash) {
+        return Ok(Action::None);
+    }
+    let (Ok(version), Ok(hash)) = (request.schema.version.try_into(), request.schema.hash.parse()) else {
+        return Ok(Action::Unsupported(UnsupportedSchema::UnknownSchemaLineage));
+    };
+    let ancestry = opened.served.ancestry(db).await?;
+    Ok(match ancestry.descent(&SchemaReference { version, hash }) {
+        None => Action::Unsupported(UnsupportedSchema::UnknownSchemaLineage),
+        Some(Descent::Incompatible) => Action::Unsupported(UnsupportedSchema::IncompatibleSchemaTransition),
+        Some(Descent::Compatible { affected }) => Action::Rebuild(affected.clone()),
+    })
+}
+
+/// The bridge: whether a cursor that is stale by its schema alone goes on at its position (ADR 003, "Stale versus forged
+/// cursor dispatch"). Its own binding decides and not the request's reference: an answer that carried its replacement may
+/// have been lost after the client had taken the new manifest.
+async fn is_bridged(db: &impl GenericClient, opened: &Opened, id: &ScopeId, cursor: &Cursor) -> Result<bool, Failure> {
+    let ancestry = opened.served.ancestry(db).await?;
+    Ok(match ancestry.descent_of(&SchemaHash::new(cursor.lineage.schema_hash)) {
+        Some(Descent::Compatible { affected }) => !opened.served.registry().can_hold(id.as_str(), affected),
+        Some(Descent::Incompatible) | None => false,
+    })
 }
 
 /// The client's number, generation and assignment version: registers an unknown one, renews an expired generation.

@@ -3,12 +3,15 @@
 //! Every cursor and digest binds a manifest's hash (ADR 003, "Pull request rules" 3 and the token bindings). A
 //! published manifest never changes. Deliberately absent: relations, columns and rules, which are the registry's.
 
+mod ancestry;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
+pub use self::ancestry::{Ancestry, Descent, MAX_ANCESTORS};
 use crate::digest::{hex, parse_hex};
 use crate::portable::{FieldType, MAX_SAFE_INTEGER, PortableType};
 

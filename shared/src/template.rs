@@ -3,6 +3,8 @@
 //! Different values never meet in one scope id of a template: `%`, `:` and control characters (Unicode category Cc:
 //! C0, DEL and C1, each octet of their UTF-8) of a value are percent-encoded, and between two values stands a `:`.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 /// Scope ids have at most this many characters.
@@ -142,6 +144,27 @@ impl Template {
         self.literals.first().map_or("", String::as_str)
     }
 
+    /// Whether some values give this scope id. Encoded values hold neither `:` nor control characters, so that what
+    /// stands between the literal texts decides; a percent sign is not looked at, which takes no scope id away.
+    pub fn can_give(&self, scope_id: &str) -> bool {
+        let Some(rest) = scope_id.strip_prefix(self.prefix()) else { return false };
+        // Offsets at which the literals so far can end.
+        let mut ends = BTreeSet::from([scope_id.len() - rest.len()]);
+        for literal in &self.literals[1..] {
+            let mut next = BTreeSet::new();
+            for end in ends {
+                let rest = &scope_id[end..];
+                let value = rest.find(|c: char| c == ':' || c.is_control()).unwrap_or(rest.len());
+                let lengths = (0..=value).filter(|length| rest.is_char_boundary(*length));
+                next.extend(
+                    lengths.filter(|length| rest[*length..].starts_with(literal)).map(|l| end + l + literal.len()),
+                );
+            }
+            ends = next;
+        }
+        ends.contains(&scope_id.len())
+    }
+
     /// The scope id with these values in place; `None` when a value is null, which gives no scope.
     ///
     /// # Errors
@@ -245,6 +268,25 @@ mod tests {
     }
 
     #[test]
+    fn a_template_gives_the_scope_ids_of_its_own_form_alone() {
+        for (text, gives, never) in [
+            ("public", &["public"][..], &["", "publi", "public:", "public:1", "xpublic"][..]),
+            ("s:{v}", &["s:", "s:1", "s:é%3A"], &["s", "t:1", "s:1:2", "s:a\nb", "xs:1"]),
+            ("a:{b}:{c}", &["a::", "a:1:2"], &["a:", "a:1", "a:1:2:3"]),
+            ("{b}-x:{c}y", &["-x:y", "1-x-x:yy"], &["1:y", "1-x:", "1-x:2"]),
+            ("{v}", &["", "1", "public"], &["s:1"]),
+        ] {
+            let template = template(text);
+            for id in gives {
+                assert!(template.can_give(id), "{text} gives {id:?}");
+            }
+            for id in never {
+                assert!(!template.can_give(id), "{text} does not give {id:?}");
+            }
+        }
+    }
+
+    #[test]
     fn scope_ids_are_bounded_in_characters() {
         let one = template("s:{v}");
         assert!(one.scope_id(&[Some(&"é".repeat(253))]).expect("255 characters").is_some());
@@ -265,6 +307,7 @@ mod tests {
                 template(shape).scope_id(&values).expect("short").expect("not null")
             };
             prop_assert_eq!(of(&a) == of(&b), a == b);
+            prop_assert!(template(shape).can_give(&of(&a)));
         }
     }
 }

@@ -186,7 +186,21 @@ impl Client {
                 }
             }
         }
+        self.rebind()?;
         Ok(body)
+    }
+
+    /// Digests bind the manifest: what goes on incrementally is held under the one that connect gave.
+    fn rebind(&mut self) -> Result<()> {
+        let Some(manifest) = &self.manifest else { return Ok(()) };
+        for (scope, rows) in &mut self.rows {
+            if matches!(self.scopes.get(scope), Some(Some(_))) {
+                for held in rows.values_mut() {
+                    held.digest = manifest.row_digest(&held.table, &held.row, &held.server_version)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The body of the pull request that this client would send now.

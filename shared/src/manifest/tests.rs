@@ -7,11 +7,11 @@ fn vectors() -> Json {
     serde_json::from_str(include_str!("../../../tests/data/vectors.json")).unwrap()
 }
 
-fn field(id: &str, kind: PortableType) -> Field {
+pub(super) fn field(id: &str, kind: PortableType) -> Field {
     Field { field_id: id.into(), name: id.into(), kind, nullable: false, writable: true, precision: None, scale: None }
 }
 
-fn table(id: &str) -> Table {
+pub(super) fn table(id: &str) -> Table {
     Table {
         table_id: id.into(),
         relation_id: format!("rel_{id}"),

@@ -158,6 +158,18 @@ impl Registry {
     pub fn rules_of(&self, table_no: i16) -> impl Iterator<Item = &Rule> {
         self.rules.iter().filter(move |rule| rule.table_no == table_no)
     }
+
+    /// Whether a scope can hold rows of one of these tables, by their ids.
+    ///
+    /// By the rules and not by the entries: a client may hold rows that have left the scope since and whose delete markers
+    /// compaction has taken, so that no entry of today knows of them. A scope whose rules differed then has another
+    /// membership generation now, which makes its cursors stale by itself.
+    pub fn can_hold(&self, scope_id: &str, table_ids: &BTreeSet<String>) -> bool {
+        self.rules.iter().any(|rule| {
+            let table = self.table(rule.table_no);
+            table.is_some_and(|table| table_ids.contains(&table.id)) && rule.template().can_give(scope_id)
+        })
+    }
 }
 
 impl Column {

@@ -4,7 +4,7 @@ use deadpool_postgres::GenericClient;
 
 use super::error::{Result, StoreError};
 use super::statement;
-use crate::manifest::Manifest;
+use crate::manifest::{Ancestry, Manifest};
 use crate::registry::Registry;
 
 /// A configuration with its manifest, as a puller or the materializer works with it.
@@ -62,16 +62,42 @@ pub async fn newest_manifest(db: &impl GenericClient) -> Result<Option<String>> 
     Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// A published manifest's wire document by its exact reference, `None` when this lineage never had it.
-pub async fn manifest(db: &impl GenericClient, version: i64, hash: &[u8]) -> Result<Option<String>> {
-    let row = statement::query_opt(
-        db,
-        "-- configuration::manifest
-            select document from tributary.manifest where schema_version = $1 and schema_hash = $2",
-        &[&version, &hash],
-    )
-    .await?;
-    Ok(row.map(|row| row.try_get(0)).transpose()?)
+/// How many manifests are in memory at once while an ancestry is read: each can be large, and one is the usual number.
+const ANCESTORS_AT_ONCE: i64 = 16;
+
+/// The ancestry of a configuration's manifest.
+///
+/// # Errors
+/// [`StoreError::Integrity`] when a published manifest cannot be read, or is not the one that its row says.
+pub async fn ancestry(db: &impl GenericClient, configuration: &Configuration) -> Result<Ancestry> {
+    let unreadable =
+        |version: i64| StoreError::integrity(format!("the published manifest of version {version} cannot be read"));
+    let mut below = configuration.schema_version as i64;
+    let current = Manifest::from_json(&configuration.manifest_document).map_err(|_| unreadable(below))?;
+    let mut ancestry = Ancestry::of(current);
+    // Past the version that is awaited it cannot come any more.
+    while ancestry.awaited().is_some_and(|parent| (parent.version as i64) < below) {
+        let rows = statement::query(
+            db,
+            "-- configuration::ancestry
+            select schema_version, document
+            from tributary.manifest
+            where schema_version < $1
+            order by schema_version desc
+            limit $2",
+            &[&below, &ANCESTORS_AT_ONCE],
+        )
+        .await?;
+        if rows.is_empty() {
+            break;
+        }
+        for row in rows {
+            below = row.try_get(0)?;
+            let manifest = Manifest::from_json(row.try_get(1)?).map_err(|_| unreadable(below))?;
+            ancestry.follow(manifest);
+        }
+    }
+    Ok(ancestry)
 }
 
 /// Publishes a manifest (unless it is the one that is published already) and stores a configuration with it;

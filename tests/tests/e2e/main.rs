@@ -4,6 +4,7 @@
 
 mod apply;
 mod bad_input;
+mod connect;
 mod content;
 mod doctor;
 mod faults;

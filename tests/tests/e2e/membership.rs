@@ -1,5 +1,5 @@
 //! Membership by joins: whatever transactions do, the entries are what PostgreSQL says about the rules over the source.
 
-mod files;
+pub mod files;
 mod named;
 mod random;

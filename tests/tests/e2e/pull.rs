@@ -34,7 +34,7 @@ use tributary_tests::sandbox::{Sandbox, Service, eventually};
 const DURABLE: [&str; 6] = ["client", "client_scope", "scope", "rebuild_session", "snapshot", "materialized_epoch"];
 
 /// The rows of every table that a request could change, as text.
-fn durable(state: &Database) -> anyhow::Result<BTreeMap<&'static str, String>> {
+pub fn durable(state: &Database) -> anyhow::Result<BTreeMap<&'static str, String>> {
     DURABLE
         .iter()
         .map(|table| {
@@ -55,12 +55,12 @@ fn outcome(path: &str, response: &http::Response) -> (u16, String) {
 }
 
 /// Sends a body as this client and tells status and code.
-fn send(client: &Client, path: &str, body: &[u8]) -> (u16, String) {
+pub fn send(client: &Client, path: &str, body: &[u8]) -> (u16, String) {
     outcome(path, &client.http.post(path, body).unwrap())
 }
 
 /// Sends a body as this client; the body of the 200 answer.
-fn accept(client: &Client, path: &str, body: &Json) -> anyhow::Result<Json> {
+pub fn accept(client: &Client, path: &str, body: &Json) -> anyhow::Result<Json> {
     Ok(answer(path, &client.http.post(path, body.canonical()?.as_bytes())?)?)
 }
 
@@ -76,7 +76,7 @@ pub fn materialized(sandbox: &Sandbox) -> anyhow::Result<()> {
 }
 
 /// The durable checkpoints of a client by scope; scopes that it never acknowledged are missing.
-fn checkpoints(state: &Database, client_id: &str) -> anyhow::Result<BTreeMap<String, (i64, i64)>> {
+pub fn checkpoints(state: &Database, client_id: &str) -> anyhow::Result<BTreeMap<String, (i64, i64)>> {
     let sql = "select s.scope_id, cs.acknowledged_lsn, cs.acknowledged_ordinal
         from tributary.client_scope cs
         join tributary.client c using (client_no)
@@ -117,7 +117,7 @@ fn without(value: &Json, path: &[&str]) -> Json {
 }
 
 /// The text of a value, numbers as they are written: requests that no correct client could send.
-fn raw(value: &Json) -> String {
+pub fn raw(value: &Json) -> String {
     match value {
         Json::Number(text) => text.clone(),
         Json::List(items) => format!("[{}]", items.iter().map(raw).collect::<Vec<_>>().join(",")),
@@ -130,7 +130,7 @@ fn raw(value: &Json) -> String {
 }
 
 /// The pull request of a client with other cursors.
-fn pull_with(client: &Client, cursors: &BTreeMap<String, Option<String>>, limit: i64) -> Json {
+pub fn pull_with(client: &Client, cursors: &BTreeMap<String, Option<String>>, limit: i64) -> Json {
     let scopes = cursors.iter().map(|(scope, cursor)| {
         (scope.clone(), Json::object([("cursor", cursor.as_deref().map_or(Json::Null, Json::text))]))
     });
@@ -138,19 +138,19 @@ fn pull_with(client: &Client, cursors: &BTreeMap<String, Option<String>>, limit:
 }
 
 /// The list of texts that is a member of an answer.
-fn texts(body: &Json, name: &str) -> Vec<String> {
+pub fn texts(body: &Json, name: &str) -> Vec<String> {
     let list = body.get(name).and_then(Json::as_list).unwrap();
     list.iter().map(|item| item.as_text().unwrap().to_owned()).collect()
 }
 
 /// The new cursors of an answer.
-fn cursors_of(body: &Json) -> BTreeMap<String, String> {
+pub fn cursors_of(body: &Json) -> BTreeMap<String, String> {
     let cursors = body.get("scope_cursors").and_then(Json::as_object).unwrap();
     cursors.iter().map(|(scope, cursor)| (scope.clone(), cursor.as_text().unwrap().to_owned())).collect()
 }
 
 /// Scope, table, operation and key of each change of an answer, in order.
-fn changes_of(body: &Json) -> Vec<[String; 4]> {
+pub fn changes_of(body: &Json) -> Vec<[String; 4]> {
     let change = |change: &Json| {
         let text = |name: &str| change.get(name).and_then(Json::as_text).unwrap().to_owned();
         [text("scope"), text("table"), text("op"), raw(change.get("pk").unwrap())]
