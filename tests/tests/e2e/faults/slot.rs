@@ -192,7 +192,13 @@ fn a_slot_with_a_gap_is_found_and_reset_goes_on() -> anyhow::Result<()> {
         Ok(())
     })?;
     ensure!(source.number("select count(*) from pg_replication_slots where slot_type = 'physical'")? == 1);
+    // The reset that waited for its name to be free goes on; until it is active, the former generation is served.
+    let former = generation(&sandbox)?;
     source.run(DROP_SLOT)?;
+    eventually(PATIENCE, || {
+        ensure!(generation(&sandbox)? != former, "the reset does not go on");
+        Ok(())
+    })?;
     agree(&sandbox, &mut client, &source, "at the end")
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
-use tributary_tests::client::Client;
+use tributary_tests::client::{Client, ClientError};
 use tributary_tests::database::Database;
 use tributary_tests::http::Response;
 use tributary_tests::sandbox::{Options, eventually};
@@ -65,9 +65,16 @@ fn interrupted(
     told(answer)?;
     nothing_is_left(&watcher)?;
     mend(&mut boxes)?;
-    while !rebuild.finished {
-        client.rebuild_page(&mut rebuild)?;
-    }
+    // The same request succeeds; a client comes back after each 503, as it is told to.
+    eventually(PATIENCE, || {
+        while !rebuild.finished {
+            match client.rebuild_page(&mut rebuild) {
+                Err(error @ ClientError::Api { status: 503, .. }) => return Err(error.into()),
+                outcome => drop(outcome.map_err(|error| panic!("{error}"))),
+            }
+        }
+        Ok(())
+    })?;
     super::compare(&client, &boxes.sandbox.source()?, "u_1")?;
     ensure!(watcher.number("select count(*) from tributary.snapshot")? == 1);
     Ok(())
